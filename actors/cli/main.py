@@ -6,6 +6,7 @@ signal that stopped it (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import warnings
@@ -46,6 +47,7 @@ from modelpool.actors.cli.terminal.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.terminal.literal_help import show_help_literally
 from modelpool.actors.cli.terminal.plots import PlotCommand
 from modelpool.actors.cli.terminal.session import Session, new_session
+from modelpool.actors.cli.terminal.standard_streams import StdoutFailed, guard_streams
 from modelpool.pool.values.core.errors import UserError
 
 EXIT_FAILED = 1
@@ -141,7 +143,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         return end.code if isinstance(end.code, int) else 1
     except UserError as error:
         say(user_console(), f"modelpool: {error}", "red")
-        return EXIT_WRONG
+        return EXIT_FAILED if isinstance(error, StdoutFailed) else EXIT_WRONG
     except RuntimeError as error:
         if not _is_complete_message(error):
             raise
@@ -159,7 +161,18 @@ def _is_complete_message(error: RuntimeError) -> bool:
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(run(sys.argv[1:]))
+    from modelpool.actors.cli.terminal.screen import say, user_console
+
+    guard_streams()
+    code = run(sys.argv[1:])
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except StdoutFailed as failed:
+        say(user_console(), f"modelpool: {failed}", "red")
+        code = code or EXIT_FAILED
+    sys.exit(code)
 
 
 def _print_version(show: bool) -> None:
@@ -168,7 +181,7 @@ def _print_version(show: bool) -> None:
         from modelpool.scheduler.core import state
 
         core = "" if str(state.__file__).endswith(".py") else ", scheduler compiled"
-        typer.echo(f"modelpool {__version__}{core}")
+        print(f"modelpool {__version__}{core}", flush=True)
         raise typer.Exit
 
 

@@ -4,30 +4,42 @@ Rules
 1. The dispatcher is not delayed: values are queued, and formatted by another thread when the pool is idle or a second
    has passed. At most `MOST_WAITING` are queued; beyond that, the dispatcher waits for the file.
 2. A file is never overwritten: if it exists, the next free number is added to the name.
-3. A recorder that cannot write stops recording and reports the reason; the pool continues.
+3. A full or broken disk is no reason to stop a pool. `words` says why nothing is written; it is logged once. The lines
+   wait and are tried again; beyond `MOST_WAITING` the oldest are given up, and a line in their place counts them.
+4. The file has whole lines: what a failed write has left of one is cut off before the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from modelpool.actors.control.fleet import Clock
 from modelpool.actors.outputs.atomic_write import private_opener
-from modelpool.pool.values.core.errors import OutputFailed
+from modelpool.pool.values.core.errors import OutputFailed, counted
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Command, Event
-from modelpool.scheduler.simulator.record.event_log import LogHeader, entry_line, header_line
+from modelpool.scheduler.simulator.record.event_log import LogHeader, entry_line, gap_line, header_line
+
+logger = logging.getLogger(__name__)
 
 #: interval between writes
 FLUSH_SECONDS = 1.0
-#: the most queued entries: about 100 MiB if each of them is a job
+#: interval between attempts while the disk takes nothing
+RETRY_SECONDS = 5.0
+#: the most queued entries, and the most lines that wait for the disk: about 100 MiB each if all of them are jobs
 MOST_WAITING = 16_384
+#: lines of one write
+_LINES_PER_WRITE = 256
 
 
 class Recorder:
@@ -36,29 +48,46 @@ class Recorder:
     def __init__(self, path: Path | None = None, config: SchedulerConfig | None = None) -> None:
         self._requested_path = path
         self._config = config or SchedulerConfig()
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
         #: the actual path, which may differ from the requested one
         self.path: Path | None = None
         #: filled by one thread, emptied by another
         self._waiting: deque[tuple[Event, Sequence[Command]]] = deque()
         self._writing = threading.Lock()
-        #: why recording stopped; "" while it works
+        #: the first line, from `open` on
+        self._header = b""
+        #: formatted lines that the file does not have yet
+        self._lines: deque[bytes] = deque()
+        #: bytes of the whole lines in the file
+        self._size_bytes = 0
+        #: lines given up since the last write, which come before `_lines`
+        self._gap = 0
+        #: events that the log lacks, in all
+        self._lost = 0
+        #: why nothing is written; "" while the disk takes the lines
         self.trouble = ""
 
     def open(self) -> None:
         """Start recording. Raises OutputFailed if the file cannot be created."""
         if self._requested_path is not None:
             self._file, self.path = _open_new(self._requested_path)
-            self._write(header_line(LogHeader(self._config, _version())))
+            with self._writing:
+                self._header = header_line(LogHeader(self._config, _version())).encode("ascii")
+                self._write(self._file)
 
     @property
     def words(self) -> str:
-        """The path, or why recording stopped; "" if recording is off."""
-        return self.trouble or str(self.path or "")
+        """The path, with why nothing is written and how many events the log lacks; "" if recording is off."""
+        if self.path is None:
+            return ""
+        notes = [self.trouble] if self.trouble else []
+        if self._lost:
+            notes.append(f"{counted(self._lost, 'event')} lost")
+        return f"{self.path}: {'; '.join(notes)}" if notes else str(self.path)
 
     def note(self, event: Event, commands: Sequence[Command]) -> None:
         """Queue an event with the core's commands."""
-        if self._file is None or self.trouble:
+        if self._file is None:
             return
         self._waiting.append((event, commands))
         if len(self._waiting) >= MOST_WAITING:
@@ -67,41 +96,87 @@ class Recorder:
     def flush(self) -> None:
         """Write the queued entries. Thread-safe."""
         with self._writing:
-            taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            if taken and not self.trouble:
-                self._write_entries(taken)
+            for _ in range(len(self._waiting)):
+                self._lines.append(self._formatted(*self._waiting.popleft()))
+            if self._file is not None and self._lines:
+                self._write(self._file)
+                self._give_up(len(self._lines) - MOST_WAITING)
 
     async def keep_writing(self, clock: Clock) -> None:
         """Write the queued entries periodically, in a thread, until cancelled."""
-        while self._file is not None and not self.trouble:
-            await clock.sleep(FLUSH_SECONDS)
+        while self._file is not None:
+            await clock.sleep(RETRY_SECONDS if self.trouble else FLUSH_SECONDS)
             await asyncio.to_thread(self.flush)
 
     def close(self) -> None:
         """Write everything and stop recording. Idempotent."""
         self.flush()
-        file, self._file = self._file, None
-        if file is not None:
-            try:
+        with self._writing:
+            file, self._file = self._file, None
+            if file is None:
+                return
+            self._give_up(len(self._lines))
+            if self.trouble:
+                logger.warning("the event log ends early: %s", self.words)
+            with contextlib.suppress(OSError):  # of file systems that write when a file is closed
                 file.close()
-            except OSError as error:  # data that a full disk did not take is written again here
-                self.trouble = self.trouble or f"{self.path}: recording stopped ({error})"
 
-    def _write_entries(self, entries: Sequence[tuple[Event, Sequence[Command]]]) -> None:
+    def _formatted(self, event: Event, commands: Sequence[Command]) -> bytes:
         try:
-            text = "".join([entry_line(event, commands) for event, commands in entries])
+            return entry_line(event, commands).encode("ascii")
         except Exception as mistake:  # a value that cannot be formatted is no reason to end a pool
-            self.trouble = f"{self.path}: recording stopped ({type(mistake).__name__}: {mistake})"
-            return
-        self._write(text)
+            reason = f"{type(event).__name__} cannot be written ({type(mistake).__name__}: {mistake})"
+            logger.warning("the event log of the pool has a gap: %s", reason)
+            self._lost += 1
+            return gap_line(1, reason).encode("ascii")
 
-    def _write(self, text: str) -> None:
-        assert self._file is not None, "nothing is queued while no file is open"
+    def _write(self, file: BinaryIO) -> None:
+        """Write the lines; those that the disk does not take stay."""
         try:
-            self._file.write(text)
-            self._file.flush()
-        except (OSError, ValueError) as error:
-            self.trouble = f"{self.path}: recording stopped ({error})"
+            self._find_end(file)
+            if not self._size_bytes:
+                self._append(file, self._header)
+            if self._gap:
+                self._append(file, gap_line(self._gap, self.trouble or "no room").encode("ascii"))
+                self._gap = 0
+            while chunk := list(islice(self._lines, _LINES_PER_WRITE)):
+                self._append(file, b"".join(chunk))
+                for _ in chunk:
+                    self._lines.popleft()
+        except OSError as error:
+            if not self.trouble:
+                logger.warning("the event log of the pool is not written: %s: %s", self.path, error.strerror or error)
+            self.trouble = f"not written now ({error.strerror or error})"
+            with contextlib.suppress(OSError):  # readers see whole lines; otherwise the next attempt does it
+                self._find_end(file)
+            return
+        if self.trouble:
+            self.trouble = ""
+            lost = f"; {counted(self._lost, 'event')} lost" if self._lost else ""
+            logger.info("the event log of the pool is written again: %s%s", self.path, lost)
+
+    def _find_end(self, file: BinaryIO) -> None:
+        """Cut off the part of a line that a failed write has left. Raises OSError, also if the lines are gone."""
+        found = os.fstat(file.fileno())
+        if not found.st_nlink or found.st_size < self._size_bytes:
+            raise OSError("another program has removed the file or cut it off")
+        if found.st_size > self._size_bytes:
+            os.ftruncate(file.fileno(), self._size_bytes)
+
+    def _append(self, file: BinaryIO, text: bytes) -> None:
+        """Write bytes after the whole lines, all of them. Raises OSError."""
+        rest, at = memoryview(text), self._size_bytes
+        while rest:
+            written = os.pwrite(file.fileno(), rest, at)
+            rest, at = rest[written:], at + written
+        self._size_bytes = at
+
+    def _give_up(self, lines: int) -> None:
+        """Drop the oldest lines."""
+        for _ in range(lines):
+            self._lines.popleft()
+            self._gap += 1
+            self._lost += 1
 
 
 def _version() -> str:
@@ -111,7 +186,7 @@ def _version() -> str:
         return ""
 
 
-def _open_new(path: Path) -> tuple[TextIO, Path]:
+def _open_new(path: Path) -> tuple[BinaryIO, Path]:
     """Create a file at `path`, or at the first free numbered name."""
     number = 1
     free = path
@@ -120,6 +195,6 @@ def _open_new(path: Path) -> tuple[TextIO, Path]:
         while free.exists():
             number += 1
             free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        return open(free, "x", encoding="ascii", newline="\n", opener=private_opener), free
+        return open(free, "xb", buffering=0, opener=private_opener), free
     except OSError as error:
         raise OutputFailed(f"{free}: cannot be written ({error.strerror or error})") from error

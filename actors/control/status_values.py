@@ -222,7 +222,8 @@ class PoolStatus:
     waiting_by_model model -> stage -> such tasks in the core: without tasks of parked jobs
     seconds_by_user  user -> GPU-seconds used, including loads
     deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
-    record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
+    record       the event log file, on the controller's node, with why it is not written and how many events it
+                 lacks; "" if recording is off
     controller   display name of the controller's node; "" if unknown
     nodes        display name of each node that has or had workers, by Ray's id
     cordoned_nodes  display names of the nodes that an operator has cordoned or drained, with the state: "cordoned" or

@@ -38,7 +38,14 @@ from modelpool.actors.http.service.docs_page import DOCS_HEADERS, docs_page
 from modelpool.actors.http.service.gate import Gate
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.ports import HttpPool
-from modelpool.actors.http.service.problems import HttpProblem, no_route, problem_body, wrong_parameter
+from modelpool.actors.http.service.problems import (
+    HttpProblem,
+    no_route,
+    not_stored,
+    of_a_disk,
+    problem_body,
+    wrong_parameter,
+)
 from modelpool.actors.http.service.services import Services
 from modelpool.actors.http.service.shown_messages import shown_message
 from modelpool.actors.http.service.submission_inputs import SWEEP_SECONDS, sweep
@@ -46,7 +53,7 @@ from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.http.service.webhooks import Webhooks
 from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.actors.request.bounds import OverBound
-from modelpool.pool.values.core.errors import UserError
+from modelpool.pool.values.core.errors import OutputFailed, UserError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -154,6 +161,17 @@ def _answer_problems(app: FastAPI, limits: LimitLog) -> None:
         if isinstance(problem, OverBound):
             limits.acted("request_fields", "refused a request whose field has too much")
         return JSONResponse(problem_body(request.url.path, 400, shown_message(str(problem))), 400)
+
+    @app.exception_handler(OutputFailed)
+    async def not_written(request: Request, problem: OutputFailed) -> JSONResponse:
+        return await refused(request, not_stored(str(problem)))
+
+    @app.exception_handler(OSError)
+    async def broken(request: Request, problem: OSError) -> JSONResponse:
+        if not of_a_disk(problem):
+            raise problem
+        logger.warning("a call of %s fails: %s", request.url.path, problem)
+        return await refused(request, not_stored(f"the server cannot store this now ({problem.strerror})"))
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, problem: HTTPException) -> JSONResponse:

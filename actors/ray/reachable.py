@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,22 +61,27 @@ class Reach:
         self._answers = answers or takes_connections
         self._has_answered = False
         self._attempts = 0
+        #: held by the thread that looks: attempts of several threads at a time would count as attempts in a row
+        self._looking = threading.Lock()
 
     def answered(self) -> None:
         """A call was answered."""
         self._has_answered = True
 
     def problem(self) -> str:
-        """Return why a call that waits will not be answered, as a sentence; "" if it may be. Takes up to
-        CONNECT_SECONDS."""
-        if self._has_answered:
+        """Return why a call that waits will not be answered, as a sentence; "" if it may be, or another thread finds
+        out. Takes up to CONNECT_SECONDS."""
+        if self._has_answered or not self._looking.acquire(blocking=False):
             return ""
-        place = self._place()
-        if place is None or self._answers(place.host, place.port):
-            self._attempts = 0
-            return ""
-        self._attempts += 1
-        return "" if self._attempts < MOST_ATTEMPTS else self._unreachable(place)
+        try:
+            place = self._place()
+            if place is None or self._answers(place.host, place.port):
+                self._attempts = 0
+                return ""
+            self._attempts += 1
+            return "" if self._attempts < MOST_ATTEMPTS else self._unreachable(place)
+        finally:
+            self._looking.release()
 
     def unavailable(self) -> str:
         """Describe an actor that Ray calls unavailable, and that has not ended, as a sentence. Takes up to

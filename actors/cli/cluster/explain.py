@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from modelpool.actors.cli.terminal.command_ports import Pool
     from modelpool.actors.control.detached.job_service import JobsProgress
+    from modelpool.actors.outputs.results.outcomes import PoolLost
     from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
     from modelpool.scheduler.core.waiting_jobs import SubmissionWaits
     from modelpool.scheduler.core.waiting_task import TaskWait
@@ -91,10 +92,10 @@ def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool:
         try:
             history = running.history(job)
         except UnknownName as unknown:
-            waits, progress = _submission(running, job)
+            waits, progress, lost = _submission(running, job)
             if waits is None and progress is None:
-                raise unknown
-            _print_submission(waits, progress, as_json)
+                raise (lost or unknown) from unknown
+            _print_submission(waits, progress, as_json, "" if lost is None else str(lost))
             return
     if as_json:
         print_json(sys.stdout, history_json(history))
@@ -187,17 +188,22 @@ def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
         return running.history(job)
 
 
-def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsProgress | None]:
+def _submission(running: Pool, name: str) -> tuple[SubmissionWaits | None, JobsProgress | None, PoolLost | None]:
     """Return why the jobs of a submission in the pool have not ended, and the progress of the submission in the
-    journal; each is None if the pool does not know it."""
+    journal; each is None if the pool does not know it. The last value says why the journal could not be asked."""
+    from modelpool.actors.outputs.results.outcomes import PoolLost
+
     try:
         progress = running.attach(name).progress()
     except UserError:  # it was not handed over, or the pool has no journal
-        return running.waits(name), None
-    return running.waits(progress.record.submission_id), progress
+        return running.waits(name), None, None
+    except PoolLost as lost:  # the job service: the controller may know the submission
+        return running.waits(name), None, lost
+    return running.waits(progress.record.submission_id), progress, None
 
 
-def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | None, as_json: bool) -> None:
+def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | None, as_json: bool, lost: str) -> None:
+    """`lost`: why the journal could not be asked."""
     from modelpool.actors.cli.terminal.screen import counted, print_json, say, show, user_console
     from modelpool.actors.cli.terminal.submission_lines import plain_record, progress_line
     from modelpool.actors.cli.terminal.tables import rows_table
@@ -213,7 +219,8 @@ def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | No
         record = {} if progress is None else plain_record(progress.record)
         named |= {"submission": progress.record.submission_id} if progress is not None else {}
         values = {"groups": [dataclasses.asdict(group) for group in groups], "not_queued": not_queued}
-        values["in_journal"] = in_journal
+        values["in_journal"] = None if lost else in_journal
+        values |= {"trouble": lost} if lost else {}
         print_json(sys.stdout, {**named, **record, **values})
         return
     console = user_console(sys.stdout)
@@ -230,6 +237,8 @@ def _print_submission(waits: SubmissionWaits | None, progress: JobsProgress | No
     if rows:
         headings = ["jobs", "why they have not ended, with the figures of the first", "first"]
         show(console, rows_table(headings, rows, right=["jobs"]))
+    if lost:
+        say(console, f"{lost}; what the pool does not have of this submission is not shown", "yellow")
 
 
 def _print_why(console: Console, history: JobHistory) -> None:

@@ -91,4 +91,11 @@ def _record_of(log: Path) -> PoolRecord:
     from modelpool.actors.outputs.report_figures import read_record
 
     with opened_log(log) as (_, entries):
-        return read_record(entries)
+        found = read_record(entries)
+    if entries.gap is not None:
+        from modelpool.actors.cli.terminal.screen import say, user_console
+
+        lost = counted(entries.lost, "event")
+        words = f"{log}:{entries.gap.line}: the log lacks {lost} ({entries.gap.reason}); the report is without them"
+        say(user_console(sys.stderr), words, "yellow")
+    return found

@@ -23,7 +23,7 @@ from modelpool.pool.values.core.errors import CorruptFile, UserError, counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from modelpool.scheduler.simulator.record.event_log import LogEntries, LogHeader
+    from modelpool.scheduler.simulator.record.event_log import LogEntries, LogGap, LogHeader
     from modelpool.scheduler.simulator.record.replay import ReplayDifference, Replayed
 
 EXIT_DIFFERENT = 1
@@ -39,17 +39,20 @@ def replay(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Replay a recorded event log and compare each command. Exits with 1 at the first difference."""
+    """Replay a recorded event log and compare each command. Exits with 1 at the first difference. A log that lacks
+    events, because the disk was full, is replayed up to the first gap.
+    """
     from modelpool.actors.cli.terminal.screen import print_json, say, user_console
     from modelpool.scheduler.simulator.record.replay import replay as decide_again
 
     began = time.monotonic()
     with opened_log(log) as (header, entries):
-        outcome = decide_again(header, entries, check)
+        outcome = decide_again(header, entries.up_to_gap(), check)
     wall_seconds = time.monotonic() - began
     if as_json:
         plain = json.dumps(dataclasses.asdict(outcome), default=_value)
-        print_json(sys.stdout, {**json.loads(plain), "same": outcome.same, "cut_off": entries.cut_off})
+        gap = None if entries.gap is None else dataclasses.asdict(entries.gap)
+        print_json(sys.stdout, {**json.loads(plain), "same": outcome.same, "cut_off": entries.cut_off, "gap": gap})
     else:
         console = user_console(sys.stdout)
         rate = f", replayed in {wall_seconds:.2f} s" if wall_seconds > 0 else ""
@@ -58,6 +61,8 @@ def replay(
         summary = f"{events} in {outcome.seconds:.1f} s{ends}, {commands}{rate}"
         say(console, summary)
         _print_truncation(console, log, entries)
+        if entries.gap is not None:
+            say(console, f"{_gap_words(log, entries.gap)}: replayed up to here", "yellow")
         for line in _outcome_lines(log, outcome):
             say(console, line)
     if not outcome.same:
@@ -84,6 +89,11 @@ def trace(
     save_trace("OUT", out, workload)
     console = user_console(sys.stdout)
     _print_truncation(console, log, entries)
+    if entries.gap is not None:
+        missing = "without jobs, and without run times, of these"
+        if entries.lost > entries.gap.lost:
+            missing = f"{counted(entries.lost, 'event')} lost in all; {missing}"
+        say(console, f"{_gap_words(log, entries.gap)}: {missing}", "yellow")
     say(console, f"{out}: {counted(len(workload.jobs), 'job')} over {workload.seconds:.1f} s")
     say(console, f"run times from {counted(live.measured, 'successful run')}")
     if live.cancelled:
@@ -113,6 +123,10 @@ def _print_truncation(console: Console, log: Path, entries: LogEntries) -> None:
 
     if entries.cut_off is not None:
         say(console, f"{log}:{entries.cut_off}: the last line is truncated and ignored", "yellow")
+
+
+def _gap_words(log: Path, gap: LogGap) -> str:
+    return f"{log}:{gap.line}: the log lacks {counted(gap.lost, 'event')} ({gap.reason})"
 
 
 def _outcome_lines(log: Path, outcome: Replayed) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from modelpool.actors.cli.terminal.standard_streams import for_programs
 from modelpool.pool.values.core.errors import counted as counted
 
 #: categories: control characters, surrogates, line and paragraph separators
@@ -86,10 +87,11 @@ def show(console: Console, table: RenderableType) -> None:
 
 @contextlib.contextmanager
 def json_on_stdout() -> Iterator[TextIO]:
-    """Yield the real stdout for the caller alone; everything else that this process prints there goes to stderr."""
+    """Yield the real stdout for the caller alone; everything else that this process prints there goes to stderr. A
+    write that fails raises StdoutFailed."""
     sys.stdout.flush()
     kept = os.dup(1)
-    stream = os.fdopen(os.dup(kept), "w", encoding="utf-8")
+    stream = for_programs(os.fdopen(os.dup(kept), "w", encoding="utf-8"))
     os.dup2(2, 1)
     try:
         with stream, contextlib.redirect_stdout(sys.stderr):

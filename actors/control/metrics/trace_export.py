@@ -7,7 +7,7 @@ by the entry points that OpenTelemetry's packages define, and are configured by 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -41,12 +41,15 @@ class _Part:
 class TraceExport:
     """Exports the jobs of one controller to one provider."""
 
-    def __init__(self, provider: TracerProvider, pool: str, unix_offset_seconds: float) -> None:
-        """`unix_offset_seconds` is added to the time of an event to get Unix time."""
+    def __init__(self, provider: TracerProvider, pool: str, unix_offset_seconds: Callable[[], float]) -> None:
+        """`unix_offset_seconds` is added to the time of an event to get Unix time. It is read for each job: the wall
+        clock may have been set since the start."""
         self._provider = provider
         self._tracer = provider.get_tracer("modelpool")
         self._pool = pool
-        self._offset_seconds = unix_offset_seconds
+        self._read_offset_seconds = unix_offset_seconds
+        #: of the job that is exported
+        self._offset_seconds = 0.0
         self._jobs: JobTraces | None = None
 
     def follow(self, demand: Demand) -> None:
@@ -64,6 +67,7 @@ class TraceExport:
         self._provider.shutdown()
 
     def _export(self, trace: JobTrace) -> None:
+        self._offset_seconds = self._read_offset_seconds()
         job = trace.job
         span = self._begin(
             "job",
@@ -140,7 +144,7 @@ def open_traces(exporter: str, pool: str) -> TraceExport:
         raise unknown_name("traces exporter", exporter, found)
     provider = TracerProvider(resource=Resource.create({"service.name": "modelpool"}))
     provider.add_span_processor(BatchSpanProcessor(found[exporter].load()()))
-    return TraceExport(provider, pool, time.time() - time.monotonic())
+    return TraceExport(provider, pool, lambda: time.time() - time.monotonic())
 
 
 def _parts(run: TracedRun, until: float) -> Iterator[_Part]:

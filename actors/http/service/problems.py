@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,11 @@ COMFY_CALLS = frozenset(
 )
 #: names of statuses in errors of the OpenAI API
 _OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
+#: after which a server with a full disk may be called again
+_DISK_RETRY_SECONDS = 10
+_OF_DISKS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.ESTALE, errno.EMFILE, errno.ENFILE)
+)
 #: the field at the beginning of a message
 _FIELD = re.compile(r"([a-z_][\w.]*): ")
 #: the field of a name that does not exist
@@ -41,6 +47,16 @@ class HttpProblem(UserError):
 def too_many(message: str, retry_after_seconds: float, limit: str) -> HttpProblem:
     """Return the refusal of a call that would succeed after some time, by a `limit`."""
     return HttpProblem(429, message, {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))}, limit)
+
+
+def not_stored(message: str) -> HttpProblem:
+    """Return the refusal of a call because this server cannot write to its disk, which is no fault of the caller."""
+    return HttpProblem(503, message, {"Retry-After": str(_DISK_RETRY_SECONDS)})
+
+
+def of_a_disk(error: OSError) -> bool:
+    """Whether an error says that a disk is full or broken, or that this process may open no more files."""
+    return error.errno in _OF_DISKS
 
 
 def problem_body(path: str, status: int, message: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from modelpool.actors.http.service.gate import SIGNED_PATH
 from modelpool.actors.http.service.held_shares import HeldShare, HeldShares
 from modelpool.actors.http.service.limit_log import LimitLog
 from modelpool.actors.http.service.ports import HttpPool
-from modelpool.actors.http.service.problems import HttpProblem
+from modelpool.actors.http.service.problems import HttpProblem, not_stored
 from modelpool.actors.http.service.submissions import HttpSubmission, JobEnd, Submissions, owner_folder
 from modelpool.actors.http.service.turns import Turns
 from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -32,7 +32,7 @@ from modelpool.actors.request.bounds import check_characters, over_bound
 from modelpool.actors.request.field_table import ADAPTIVE_BATCH
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.worker.wire.messages import journaled_id
-from modelpool.pool.values.core.errors import UnknownName, UserError, counted
+from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UserError, counted
 from modelpool.pool.values.specs.spec import JobId
 
 if TYPE_CHECKING:
@@ -157,10 +157,13 @@ class Services:
             sized = [_with_batch(request, batch) for request in built]
             requests = [_for_caller(request, caller, names, highest) for request in sized]
             assert len(requests) == count, "as many requests as were admitted"
-            if detached_id is None:
-                submission = await self.submissions.submit(requests, owner, interface)
-            else:
-                submission = await self.submissions.submit_detached(requests, owner, interface, detached_id)
+            try:
+                if detached_id is None:
+                    submission = await self.submissions.submit(requests, owner, interface)
+                else:
+                    submission = await self.submissions.submit_detached(requests, owner, interface, detached_id)
+            except OutputFailed as failed:  # of this server: no fault of the request, as interfaces name others
+                raise not_stored(str(failed)) from failed
             submission.hold(caller.call.pixels)
             caller.call.pixels = None
             return submission

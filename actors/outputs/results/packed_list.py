@@ -7,6 +7,7 @@ a temporary file without a name, which ends with the process. Without space on t
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 import threading
@@ -48,6 +49,8 @@ class PackedList(Sequence[T], Generic[T]):
         self._unpacked: OrderedDict[int, list[T]] = OrderedDict()
         self._in_memory_bytes = 0
         self._file: IO[bytes] | None = None
+        #: of the chunks in the file; behind them may be a part of one that found no space
+        self._file_bytes = 0
         #: where chunks begin in the file, by number, and their size; `_IN_FILE` for those that are not in it
         self._begins = array("q")
         self._sizes = array("q")
@@ -111,15 +114,15 @@ class PackedList(Sequence[T], Generic[T]):
         """Return the part of a chunk that stays in memory: its bytes, or None after writing them to the file."""
         if self._in_memory_bytes + len(packed) > MOST_IN_MEMORY_BYTES:
             try:
-                if self._file is None:
-                    self._file = tempfile.TemporaryFile(prefix="modelpool-")  # noqa: SIM115  # ends with the list
-                begin = self._file.seek(0, 2)
-                self._file.write(packed)
-                self._file.flush()
+                if self._file is None:  # without a buffer: one that a full disk does not take would fail reads
+                    file = tempfile.TemporaryFile(prefix="modelpool-", buffering=0)  # noqa: SIM115  # ends with the list
+                    self._file = file
+                _write_at(self._file.fileno(), packed, self._file_bytes)
             except OSError:
                 pass  # no space: memory has some
             else:
-                self._begins[number], self._sizes[number] = begin, len(packed)
+                self._begins[number], self._sizes[number] = self._file_bytes, len(packed)
+                self._file_bytes += len(packed)
                 return None
         self._in_memory_bytes += len(packed)
         return packed
@@ -133,8 +136,7 @@ class PackedList(Sequence[T], Generic[T]):
             return self._unpacked[number]
         if kept is None:
             assert self._file is not None, "a chunk that is not in memory is in the file"
-            self._file.seek(self._begins[number])
-            kept = self._file.read(self._sizes[number])
+            kept = os.pread(self._file.fileno(), self._sizes[number], self._begins[number])
         chunk: list[T] = pickle.loads(zlib.decompress(kept))  # written by this object: nobody else has the file
         if keep:
             self._keep_unpacked(number, chunk)
@@ -144,6 +146,14 @@ class PackedList(Sequence[T], Generic[T]):
         self._unpacked[number] = chunk
         while len(self._unpacked) > MOST_UNPACKED:
             self._unpacked.popitem(last=False)
+
+
+def _write_at(descriptor: int, content: bytes, at: int) -> None:
+    """Write all of `content` to a file, from the byte `at` on. Raises OSError."""
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(descriptor, rest, at)
+        rest, at = rest[written:], at + written
 
 
 class FirstItems(Sequence[T], Generic[T]):

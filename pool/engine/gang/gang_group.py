@@ -31,15 +31,17 @@ from modelpool.pool.devices.torch_api.process_groups import (
 )
 from modelpool.pool.devices.torch_modules import gpu_place
 from modelpool.pool.engine.gang.gang_layout import GangLayout
-from modelpool.pool.engine.gang.meeting_store import reach_store
+from modelpool.pool.engine.gang.meeting_store import announce, announced, reach_store
 from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.gang_errors import GangBroken
 from modelpool.pool.values.core.process_identity import has_ended, is_stopped, process_start
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
 
-#: limit of the wait for the other members: they may still end their last run, or load weights
+#: limit of the wait for other members that have not said that they come: they may still end their last run
 MEET_SECONDS = 120.0
+#: limit of the wait for those that have: they load weights, perhaps from a slow disk or over a network
+LOADING_SECONDS = 1800.0
 #: limit of forming the group when all have come, which takes 0.03 to 0.8 s: nothing looks for members that stop then
 FORMING_SECONDS = 20.0
 #: limit of an operation before the first step was measured: weights may stream from a disk
@@ -139,7 +141,8 @@ class GangGroup:
     ) -> bool:
         """Meet the other members and form the group, or use the one that all of them have kept: `kept` is this one's,
         which is left otherwise. Returns False if `should_stop` says so before; raises GangBroken if some do not come
-        within `seconds`, UnusableField if two have parts of one GPU."""
+        within `seconds`, or LOADING_SECONDS if they said that they come (`announced`), UnusableField if two have parts
+        of one GPU."""
         gang = self.gang
         ranks = range(gang.degree)
         self._owns = kept is not None
@@ -148,14 +151,16 @@ class GangGroup:
             facts = _Facts(os.getpid(), process_start(os.getpid()), f"{os.getpid()} {time.time_ns()}", own)
             self._store = reach_store(gang)
             self._store.set(f"{_HERE}/{gang.rank}", json.dumps(facts))
-            deadline = time.monotonic() + seconds
+            began, coming = time.monotonic(), set[int]()
             while missing := [rank for rank in ranks if not self._store.check([f"{_HERE}/{rank}"])]:
                 if should_stop():
                     return False
                 self._raise_if_left()
-                if time.monotonic() > deadline:
-                    names = ", ".join(gang.members[rank] for rank in missing)
-                    raise GangBroken(f"{names} did not come within {seconds:.0f} s", tuple(missing))
+                self._note_coming(self._store, coming)
+                waited_seconds = time.monotonic() - began
+                if late := [r for r in missing if waited_seconds > (LOADING_SECONDS if r in coming else seconds)]:
+                    names = ", ".join(gang.members[rank] for rank in late)
+                    raise GangBroken(f"{names} did not come within {waited_seconds:.0f} s", tuple(late))
                 time.sleep(_POLL_SECONDS)
             each = [_Facts(*json.loads(self._store.get(f"{_HERE}/{rank}"))) for rank in ranks]
             for rank, other in enumerate(each):
@@ -175,6 +180,18 @@ class GangGroup:
             self._expect_own_gpus()
         self._connect()
         return True
+
+    def _note_coming(self, store: PrefixStore, coming: set[int]) -> None:
+        """Add the members that have said that they come; raise GangBroken if the process of one has ended."""
+        for rank in range(self.gang.degree):
+            if rank not in coming and rank != self.gang.rank and (told := announced(store, rank)):
+                coming.add(rank)
+                pid, start = json.loads(told)
+                if process_start(pid) == start:  # of this machine
+                    self._processes[rank] = pid, start
+        if ended := tuple(rank for rank, why in self._absent().items() if why is _ENDED):
+            names = ", ".join(f"{self.gang.members[rank]} (rank {rank})" for rank in ended)
+            raise self._told(GangBroken(f"{names} does not take part: {_ENDED}", ended))
 
     def _form(self) -> None:
         """Form the group; all members have come."""
@@ -232,6 +249,13 @@ class GangGroup:
         own = torch.zeros(1, dtype=torch.uint8, device=self.device) if self.gang.leads else None
         self.begin_send(own, 1, 0)()
         self.await_device()
+
+    @staticmethod
+    def announce(gang: Gang) -> None:
+        """Tell the other members that this one comes to the next run of the gang, when it has loaded its weights. Never
+        raises."""
+        facts = json.dumps([os.getpid(), process_start(os.getpid())])
+        _within(lambda: announce(gang, facts, SEEN_SECONDS), SEEN_SECONDS)
 
     @staticmethod
     def decline(gang: Gang, reason: str) -> None:

@@ -80,8 +80,9 @@ def sample_in_gang(
 
 @contextmanager
 def told_if_absent(gang: Gang) -> Iterator[None]:
-    """Tell the other members if the block fails, so that they do not wait for this one. A gang that has failed meets no
-    more."""
+    """Tell the other members that this one comes, and if the block fails, so that they wait for this one while it
+    loads, and no longer. A gang that has failed meets no more."""
+    GangGroup.announce(gang)
     try:
         yield
     except GangBroken:

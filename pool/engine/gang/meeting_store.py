@@ -16,6 +16,8 @@ STORE_SECONDS = 60.0
 #: gangs with keys in a store, the current one included: runs of a leader follow each other, and members that are late
 #: are ended after `SchedulerConfig.stop_grace_seconds`
 KEPT_GANGS = 16
+#: below it, the members that have said that they come
+_COMING = "coming"
 #: the number of gangs that the leader has come to, and below it the id of each that is kept
 _LED = "led"
 
@@ -29,13 +31,29 @@ def open_store(host: str) -> TCPStore:
 def reach_store(gang: Gang, seconds: float = STORE_SECONDS) -> PrefixStore:
     """Connect to the store of the leader of `gang`, and return what belongs to its next run: each member counts them.
     Raises RuntimeError if it cannot be reached."""
-    host, _, port = gang.address.rpartition(":")
-    limit = datetime.timedelta(seconds=seconds)
-    store = TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
+    store = _connected(gang, seconds)
     if gang.leads:
         _forget_older(store, gang.gang_id)
     own = PrefixStore(gang.gang_id, store)
     return PrefixStore(str(own.add(f"runs/{gang.rank}", 1)), own)
+
+
+def announce(gang: Gang, facts: str, seconds: float) -> None:
+    """Say at the store of the leader that this member comes to the next run of `gang`; `facts` are for the others.
+    Raises RuntimeError if it cannot be reached."""
+    PrefixStore(gang.gang_id, _connected(gang, seconds)).set(f"{_COMING}/{gang.rank}", facts)
+
+
+def announced(store: PrefixStore, rank: int) -> str:
+    """Return the facts of a member that has said that it comes; "" if it has not. `store` is of `reach_store`."""
+    own, key = store.underlying_store, f"{_COMING}/{rank}"
+    return own.get(key).decode() if own.check([key]) else ""
+
+
+def _connected(gang: Gang, seconds: float) -> TCPStore:
+    host, _, port = gang.address.rpartition(":")
+    limit = datetime.timedelta(seconds=seconds)
+    return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
 
 
 def _forget_older(store: TCPStore, gang_id: str) -> None:

@@ -1,8 +1,8 @@
 """The event log: all events and commands of a scheduler as lines of text, enough to replay its decisions.
 
 The first line holds the configuration of the core (`LogHeader`), each further line one event with the commands that
-answered it (`LogEntry`). Converts lines to values and back without loss; reads no files, and no clock but the times of
-the events.
+answered it (`LogEntry`), or counts events that the log lacks, because the disk was full (`LogGap`). Converts lines to
+values and back without loss; reads no files, and no clock but the times of the events.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class LogEntry:
     commands: tuple[Command, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LogGap:
+    """The place of events that the log lacks: the line from 1, how many they are, and why."""
+
+    line: int
+    lost: int
+    reason: str
+
+
 def header_line(header: LogHeader) -> str:
     """Return the first line."""
     return one_line({"modelpool": _WHAT, "format": FORMAT, "version": header.version, "config": in_full(header.config)})
@@ -49,6 +58,11 @@ def header_line(header: LogHeader) -> str:
 def entry_line(event: Event, commands: Sequence[Command]) -> str:
     """Return a further line."""
     return one_line({"event": named(event), "commands": [named(command) for command in commands]})
+
+
+def gap_line(lost: int, reason: str) -> str:
+    """Return a further line in the place of `lost` events, which are not in the log."""
+    return one_line({"lost": lost, "reason": reason})
 
 
 def read_header(line: str) -> LogHeader:
@@ -76,14 +90,32 @@ class LogEntries:
         self._lines = lines
         #: the number of a last line that was left out; None if there is none, or before it is reached
         self.cut_off: int | None = None
+        #: the first gap that was reached
+        self.gap: LogGap | None = None
+        #: events in all gaps that were reached
+        self.lost = 0
 
     def __iter__(self) -> Iterator[LogEntry]:
         """Raises UserError, with the number of the line and the field, for lines that no recorder wrote."""
+        return self._read(ends_at_gap=False)
+
+    def up_to_gap(self) -> Iterator[LogEntry]:
+        """The entries before the first gap: what can be replayed. Raises as iteration does."""
+        return self._read(ends_at_gap=True)
+
+    def _read(self, ends_at_gap: bool) -> Iterator[LogEntry]:
         for number, line in enumerate(self._lines, start=2):
             if not line.endswith("\n"):  # only the last one can lack it: its writer was stopped in the middle
                 self.cut_off = number
                 return
-            yield _entry(number, line)
+            read_line = _entry_or_gap(number, line)
+            if isinstance(read_line, LogEntry):
+                yield read_line
+                continue
+            self.gap = self.gap or read_line
+            self.lost += read_line.lost
+            if ends_at_gap:
+                return
 
 
 def read_entries(lines: Iterable[str]) -> LogEntries:
@@ -91,9 +123,12 @@ def read_entries(lines: Iterable[str]) -> LogEntries:
     return LogEntries(lines)
 
 
-def _entry(number: int, line: str) -> LogEntry:
+def _entry_or_gap(number: int, line: str) -> LogEntry | LogGap:
     place = f"line {number}"
     found = _object(line, place)
+    if "lost" in found:
+        lost = read(int, found["lost"], f"{place}: lost")
+        return LogGap(number, lost, read(str, found.get("reason", ""), f"{place}: reason"))
     commands = found.get("commands")
     if not isinstance(commands, list):
         raise unusable_field(f"{place}: commands", commands, "a list")

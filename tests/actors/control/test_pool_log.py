@@ -42,6 +42,7 @@ from modelpool.scheduler.model.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from tests.actors.full_disk import full_after
 
 WORKER = WorkerId("gpu-0")
 JOB = JobSpec(JobId("5f-0"), (), TaskId("decode-1"), user=UserId("ann"))
@@ -137,6 +138,30 @@ def test_a_log_that_was_removed_or_renamed_is_made_again(tmp_path: Path) -> None
         logger.info("four")  # it cannot be made again, which ends nothing
     finally:
         log.close()
+
+
+def test_entries_that_a_full_disk_does_not_take_are_counted_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by filling a disk: of 300 entries the log had 30 and said nothing, and stderr had 270 tracebacks."""
+    path = tmp_path / "pool.log"
+    log, logger = open_log_file(path, is_json=False), logging.getLogger(ROOT_LOGGER)
+    logger.info("before")
+    with full_after(path.stat().st_size + 20):
+        for number in range(5):
+            logger.info("entry %d, which is longer than the rest of the disk", number)
+    logger.info("after")
+    with full_after(path.stat().st_size):
+        logger.info("another one")
+    log.close()
+    lines = path.read_text().splitlines()
+    assert [line.split(" ", 3)[-1] for line in (lines[0], lines[-2])] == ["before", "after"]
+    assert "WARNING 5 entries of this log lost: " in lines[-3]
+    assert "WARNING 1 entry of this log lost: " in lines[-1]
+    assert len(lines) == 5, "a part of the first lost entry has a line of its own"
+    assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"{path}: the log is not written now"
+    ] * 2
 
 
 def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

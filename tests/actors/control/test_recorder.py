@@ -18,6 +18,7 @@ from modelpool.scheduler.simulator.record.event_log import LogEntry, LogHeader, 
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from modelpool.scheduler.simulator.record.replay import replay
 from tests.actors.fake_fleet import Desk, dialogue, settle
+from tests.actors.full_disk import full_after
 
 CONFIG = SchedulerConfig(window=24)
 
@@ -102,21 +103,117 @@ def test_a_place_that_cannot_be_written_stops_the_pool_from_opening(tmp_path: Pa
     asyncio.run(talk())
 
 
-def test_a_full_disk_ends_the_record_and_not_the_pool() -> None:
+def ticks(recorder: Recorder, first: int, end: int) -> None:
+    for number in range(first, end):
+        recorder.note(Tick(float(number)), [StartWorker(WorkerId("gpu-0"), number)])
+
+
+def times(path: Path) -> list[float]:
+    return [entry.event.at for entry in read_log(path)[1]]
+
+
+def test_a_full_disk_does_not_end_the_pool_and_the_record_goes_on_once_there_is_space(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found by filling a disk: recording stopped for good at the first write that failed, with a line cut off."""
+    path = tmp_path / "log"
+
     async def talk() -> None:
-        recorder = Recorder(Path("/dev/full"))
-        recorder._wanted = None  # which is there already, and must not be made
-        desk = await Desk(recorder=recorder).open()
-        recorder._file = open("/dev/full", "w", encoding="ascii")  # noqa: SIM115
-        recorder.path = Path("/dev/full")
-        await desk.submit(request("a circle", 1))
+        desk = await Desk(recorder=Recorder(path, CONFIG), config=CONFIG).open()
+        recorder = desk.controller._recorder
         recorder.flush()
-        assert "recording stopped (" in (await desk.controller.status()).record
+        size_bytes = path.stat().st_size
+        await desk.submit(request("a circle", 1))
+        with full_after(size_bytes + 100):
+            recorder.flush()
+            assert path.stat().st_size == size_bytes, "no part of a line stays"
+            words = (await desk.controller.status()).record
+            assert words.startswith(f"{path}: not written now (")
+            assert len(await desk.run_dry()) == 1
+        await desk.submit(request("a circle", 2))
         assert len(await desk.run_dry()) == 1
-        recorder._file = None
+        recorder.flush()
+        assert (await desk.controller.status()).record == str(path)
         await desk.controller.close()
 
+    caplog.set_level("INFO", logger=recorder_module.__name__)
     asyncio.run(talk())
+    header, entries = read_log(path)
+    assert len([entry for entry in entries if isinstance(entry.event, Submitted)]) == 2
+    assert replay(header, entries, check=True).same
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"], "one line each"
+
+
+def test_events_that_a_full_disk_has_no_room_for_are_counted_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_WAITING", 5)
+    path = tmp_path / "log"
+    recorder = Recorder(path, CONFIG)
+    recorder.open()
+    ticks(recorder, 0, 3)
+    recorder.flush()
+    with full_after(path.stat().st_size + 10):
+        ticks(recorder, 3, 23)
+        recorder.flush()
+        assert len(recorder._lines) == 5
+        assert recorder.words.endswith("; 15 events lost")
+    ticks(recorder, 23, 25)
+    recorder.flush()
+    assert recorder.words == f"{path}: 15 events lost"
+    with path.open(encoding="ascii") as file:
+        read_header(file.readline())
+        whole = read_entries(file)
+        assert [entry.event.at for entry in whole] == [0.0, 1.0, 2.0, *map(float, range(18, 25))]
+    assert whole.gap is not None
+    assert (whole.lost, whole.gap.line, whole.gap.lost) == (15, 5, 15)
+    assert "not written now (" in whole.gap.reason
+    with path.open(encoding="ascii") as file:
+        file.readline()
+        assert [entry.event.at for entry in read_entries(file).up_to_gap()] == [0.0, 1.0, 2.0]
+    recorder.close()
+
+
+def test_a_log_whose_header_met_a_full_disk_begins_with_it_later(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "log", CONFIG)
+    with full_after(10):
+        recorder.open()
+        ticks(recorder, 0, 2)
+        recorder.flush()
+        assert (tmp_path / "log").stat().st_size == 0
+    recorder.close()
+    assert read_log(tmp_path / "log")[0].config == CONFIG
+    assert times(tmp_path / "log") == [0.0, 1.0]
+
+
+def test_a_log_that_somebody_removes_or_cuts_off_is_told(tmp_path: Path) -> None:
+    for spoil in (Path.unlink, lambda path: path.write_bytes(b"")):
+        recorder = Recorder(tmp_path / "log")
+        recorder.open()
+        ticks(recorder, 0, 1)
+        recorder.flush()
+        assert recorder.path is not None
+        spoil(recorder.path)
+        ticks(recorder, 1, 2)
+        recorder.flush()
+        assert "another program has removed the file or cut it off" in recorder.words
+        recorder.close()
+        assert recorder.words.endswith("; 1 event lost")
+
+
+def test_an_event_that_cannot_be_formatted_is_a_gap_and_the_next_ones_are_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "log")
+    recorder.open()
+    recorder.note(Tick(object()), [])  # type: ignore[arg-type]
+    ticks(recorder, 1, 2)
+    recorder.close()
+    assert recorder.words.endswith("log: 1 event lost")
+    with (tmp_path / "log").open(encoding="ascii") as file:
+        read_header(file.readline())
+        entries = read_entries(file)
+        assert [entry.event.at for entry in entries] == [1.0]
+    assert entries.gap is not None
+    assert entries.gap.reason.startswith("Tick cannot be written (")
 
 
 def test_no_more_than_a_bound_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +280,13 @@ async def test_the_pool_says_why_each_task_ran_where_it_did() -> None:
     assert status.seconds == 0.0
 
 
-def test_a_full_disk_does_not_break_the_end_of_the_pool() -> None:
+def test_a_full_disk_does_not_break_the_end_of_the_pool(tmp_path: Path) -> None:
     """Found in a review: what the disk did not take was tried again when the file was closed, and that raised."""
-    recorder = Recorder()
-    recorder._file = open("/dev/full", "w", encoding="ascii")  # noqa: SIM115
-    recorder.path = Path("/dev/full")
-    recorder.note(Tick(1.0), [])
-    recorder.close()
-    assert "/dev/full: recording stopped (" in recorder.words
+    recorder = Recorder(tmp_path / "log")
+    recorder.open()
+    with full_after((tmp_path / "log").stat().st_size):
+        ticks(recorder, 0, 1)
+        recorder.close()
+    assert "log: not written now (" in recorder.words
+    assert recorder.words.endswith("; 1 event lost")
     recorder.close()

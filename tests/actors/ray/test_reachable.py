@@ -53,6 +53,25 @@ def test_only_silence_of_several_attempts_in_a_row_is_a_problem_and_only_before_
     assert waits.problem() == "", "it computes for a long time"
 
 
+def test_threads_that_wait_at_a_time_count_as_one_attempt() -> None:
+    """Found in a review: three threads that looked at once were three attempts in a row, after 5 s instead of 15."""
+    looked, go_on = threading.Event(), threading.Event()
+
+    def silent(host: str, port: int) -> bool:
+        looked.set()
+        return not go_on.wait(20.0)
+
+    waits = Reach("the controller of the pool", lambda: HERE, silent)
+    thread = threading.Thread(target=waits.problem)
+    thread.start()
+    assert looked.wait(20.0)
+    assert [waits.problem() for _ in range(MOST_ATTEMPTS)] == [""] * MOST_ATTEMPTS, "another thread looks"
+    go_on.set()
+    thread.join()
+    rest = [waits.problem() for _ in range(MOST_ATTEMPTS - 1)]
+    assert [bool(problem) for problem in rest] == [False] * (MOST_ATTEMPTS - 2) + [True]
+
+
 def test_an_actor_that_takes_connections_is_not_said_to_take_none() -> None:
     """Ray calls an actor unavailable, too, when only the connection to it broke."""
     told = reach(answers=True).unavailable()

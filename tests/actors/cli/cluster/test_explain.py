@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from modelpool.actors.control.detached.job_service import JobsProgress
 from modelpool.actors.control.detached.records import SubmissionRecord, SubmissionState
+from modelpool.actors.outputs.results.outcomes import PoolLost
 from modelpool.pool.values.core.errors import UnknownName
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
@@ -92,6 +93,25 @@ def test_why_of_a_submission_tells_jobs_whose_outputs_are_written_from_those_in_
     counts = (sum(group["count"] for group in found["groups"]), found["not_queued"], found["in_journal"])
     assert (counts, sum(counts)) == ((2, 3, 3), found["pending"])
     assert asked == ["s", "s"]
+
+
+def test_why_of_a_submission_without_the_job_service_says_what_the_pool_has_of_it(command: Command) -> None:
+    """It failed, though the controller knew the jobs."""
+
+    class ServiceLost(RememberingPool):
+        def attach(self, jobs_id: str) -> NoReturn:
+            raise PoolLost("the job service of the pool is gone")
+
+    pool = ServiceLost(state=afternoon().state)
+    ended = command("why", "s", "--pool", "mine", pool=pool)
+    assert ended.code == 0
+    assert re.search(r"^s: 2 jobs in the pool$", ended.out, re.M)
+    assert "the job service of the pool is gone; what the pool does not have" in ended.out
+    [found] = command("why", "s", "--pool", "mine", "--json", pool=pool).objects
+    assert (found["trouble"], found["in_journal"]) == ("the job service of the pool is gone", None)
+    ended = command("why", "x", "--pool", "mine", pool=pool)
+    assert ended.code != 0
+    assert "the job service of the pool is gone" in ended.err, "the submission may be in the journal"
 
 
 def test_why_tells_each_start_with_expected_and_measured_figures(command: Command) -> None:

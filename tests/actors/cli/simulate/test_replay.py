@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.cli.simulate.simulate_workload import read_trace
+from modelpool.scheduler.simulator.record.event_log import gap_line
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from tests.actors.cli.conftest import Command
 from tests.scheduler.recorded import RecordedShell, busy_afternoon
@@ -120,6 +121,19 @@ def test_a_log_that_ends_in_the_middle_says_so(command: Command, log: Path) -> N
     [found] = command("replay", str(log), "--json").objects
     assert (found["same"], found["cut_off"]) == (True, len(whole))
     assert note in command("trace", str(log), "jobs.trace").out
+
+
+def test_a_log_with_a_gap_is_replayed_up_to_it_and_says_so(command: Command, log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    lines[20:25] = [gap_line(5, "no space")]
+    log.write_text("".join(lines))
+    note = f"{log}:21: the log lacks 5 events (no space): "
+    ended = command("replay", str(log))
+    assert ended.code == 0
+    assert f"{note}replayed up to here\n" in ended.out
+    [found] = command("replay", str(log), "--json").objects
+    assert (found["same"], found["events"], found["gap"]["lost"]) == (True, 19, 5)
+    assert f"{note}without jobs" in command("trace", str(log), "jobs.trace").out
 
 
 def test_a_log_without_a_job_makes_no_trace(command: Command, log: Path, afternoon: RecordedShell) -> None:

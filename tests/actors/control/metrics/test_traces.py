@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,11 +23,13 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
     return GenerateRequest(**{"model": "shapes", "prompt": prompt, "seed": 1, "steps": 3, "cfg": 1.0, **fields})
 
 
-async def traced_desk() -> tuple[Desk, InMemorySpanExporter]:
+async def traced_desk(
+    offset_seconds: Callable[[], float] = lambda: OFFSET_SECONDS,
+) -> tuple[Desk, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    desk = Desk(traces=TraceExport(provider, "mine", OFFSET_SECONDS))
+    desk = Desk(traces=TraceExport(provider, "mine", offset_seconds))
     return await desk.open(), exporter
 
 
@@ -75,6 +77,23 @@ async def test_a_job_has_a_span_with_its_tasks_and_their_runs_below() -> None:
         assert task.attributes["modelpool.task.components"][0].startswith("shapes/")
     assert len({span.context.trace_id for span in spans}) == 1
     assert tasks[1].status.status_code is StatusCode.UNSET
+
+
+@dialogue
+async def test_jobs_after_a_change_of_the_wall_clock_have_its_time() -> None:
+    """Found in a review: the offset was read once, so that the spans of a pool that started with a wrong clock stayed
+    wrong by hours."""
+    offset_seconds = [OFFSET_SECONDS]
+    desk, exporter = await traced_desk(lambda: offset_seconds[0])
+    await desk.submit(request())
+    await run_slowly(desk)
+    first = {span.context.span_id: span for span in exporter.get_finished_spans()}
+    offset_seconds[0] += 7_200.0
+    await desk.submit(request(prompt="a blue square"), submission="t")
+    await run_slowly(desk)
+    second = [span for span in exporter.get_finished_spans() if span.context.span_id not in first]
+    assert max(span.end_time for span in first.values()) == 1_006_000_000_000
+    assert {span.start_time for span in second} == {span.start_time + 7_206_000_000_000 for span in first.values()}
 
 
 @dialogue

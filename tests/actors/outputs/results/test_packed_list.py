@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tracemalloc
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from modelpool.actors.outputs.results import packed_list
 from modelpool.actors.outputs.results.packed_list import CHUNK_ITEMS, MOST_UNPACKED, PackedList
 from modelpool.actors.request.requests import GenerateRequest
+from tests.actors.full_disk import full_after
 
 MANY = CHUNK_ITEMS * (MOST_UNPACKED + 3) + 5
 
@@ -63,6 +66,21 @@ def test_without_space_on_the_disk_items_stay_in_memory(monkeypatch: pytest.Monk
     items: PackedList[int] = PackedList()
     items.extend(range(MANY))
     assert list(items) == list(range(MANY))
+
+
+def test_what_is_on_a_disk_that_became_full_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by filling a disk: bytes that it had not taken were tried again by each read, which failed."""
+    monkeypatch.setattr(packed_list, "MOST_IN_MEMORY_BYTES", 100)
+    items: PackedList[bytes] = PackedList()
+    added = [Random(number).randbytes(40) for number in range(4 * MANY)]
+    items.extend(added[:MANY])
+    file = items._file
+    assert file is not None
+    with full_after(os.fstat(file.fileno()).st_size + 100):
+        items.extend(added[MANY : 2 * MANY])
+        assert list(items) == added[: 2 * MANY]
+    items.extend(added[2 * MANY :])
+    assert list(items) == added
 
 
 def test_pixels_and_what_cannot_be_pickled_stay_as_they_are() -> None:

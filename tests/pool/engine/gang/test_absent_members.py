@@ -7,13 +7,16 @@ do meanwhile; and the next gang meets, in the group of the last one if all of it
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +29,9 @@ from modelpool.pool.engine.gang import gang_group, kept_group
 from modelpool.pool.engine.gang.gang_group import FIRST_SECONDS, FormedGroup, GangGroup
 from modelpool.pool.engine.gang.gang_layout import layout_of
 from modelpool.pool.engine.gang.kept_group import KeptGroup
+from modelpool.pool.engine.gang.meeting_store import announce
 from modelpool.pool.values.core.gang_errors import GangBroken
+from modelpool.pool.values.core.process_identity import process_start
 from modelpool.pool.values.specs.gang import Gang
 from modelpool.pool.values.specs.spec import WorkerId
 
@@ -156,6 +161,45 @@ def test_a_member_that_is_stopped_or_killed_is_waited_for_by_nobody() -> None:
                 assert error.startswith("gpu-1 (rank 1) does not take part any more"), "it is told that it was stopped"
                 assert suspects == ()
                 assert seconds < FIRST_SECONDS / 4
+
+
+def _met(gang: Gang, seconds: float, told: list[Any]) -> None:
+    group = GangGroup(gang, layout_of(gang.degree, 1), torch.device("cpu"))
+    try:
+        told.append(group.meet(lambda: False, seconds))
+    except GangBroken as broken:
+        told.append(broken)
+    finally:
+        group.leave()
+
+
+def test_a_member_that_loads_for_long_is_waited_for_and_one_that_ends_meanwhile_is_not() -> None:
+    """Found by late starts: a member that loaded for more than 120 s broke each run of its gang, and after three of
+    them the job failed. One that was killed while it loaded was waited for as long."""
+    store, names = GangStore(), (WorkerId("gpu-0"), WorkerId("gpu-1"))
+    address = store.address(LOOPBACK)
+    with subprocess.Popen(["sleep", "600"]) as late:
+        try:
+            gang = Gang(f"absent {next(_NUMBERS)}", names, 0, address)
+            facts = json.dumps([late.pid, process_start(late.pid)])
+            announce(replace(gang, rank=1), facts, ANSWER_SECONDS)
+            told: list[Any] = []
+            thread = threading.Thread(target=_met, args=(gang, 0.01, told))
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive(), "it waits for a member that has said that it comes"
+        finally:
+            late.kill()
+        late.wait()
+        thread.join(ANSWER_SECONDS)
+    (broken,) = told
+    assert str(broken) == "gpu-1 (rank 1) does not take part: its process has ended"
+    assert broken.suspects == (1,)
+    told = []
+    _met(Gang(f"absent {next(_NUMBERS)}", names, 0, address), 0.01, told)
+    assert told[0].suspects == (1,), "it has not said that it comes"
+    assert str(told[0]).startswith("gpu-1 did not come within")
+    store.close()
 
 
 def test_a_group_is_kept_for_the_next_run_of_the_same_members() -> None:
