@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +19,8 @@ from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.stage_params import DecodeParams, SampleParams, VideoFrames
 from modelpool.pool.values.specs.spec import Role
+from tests.pool.families import test_videos_from_images as from_images
 from tests.pool.families.definitions.compared import Compared, check_lora_of_requests
-from tests.pool.families.test_videos_from_images import KEPT, louder
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
@@ -44,9 +43,11 @@ def _model(read: int = 96) -> Any:
     )  # fmt: skip
 
 
+PUBLISH = from_images.KEPT.publish
 TINY = TinyFamily(
-    "lucy_edit", _model, KEPT.publish, KEPT.encoders, KEPT.vae, lambda state: published.wan22(louder(state))
-)
+    "lucy_edit", _model, PUBLISH, from_images.KEPT.encoders, from_images.KEPT.vae,
+    lambda state: published.wan22(from_images.louder(state)),
+)  # fmt: skip
 
 
 def _video(seed: int = 1, count: int = FRAMES) -> Any:
@@ -122,7 +123,7 @@ def test_a_file_is_not_taken_for_the_model_without_a_video() -> None:
     for channels, name in ((96, "lucy_edit"), (48, "wan22_ti2v")):
         with torch.device("meta"):
             state: dict[str, Tensor] = _model(channels).state_dict()
-        for file in (state, KEPT.publish(state)):
+        for file in (state, PUBLISH(state)):
             found = recognise_diffusion({key: tuple(value.shape) for key, value in file.items()})
             assert found is not None
             assert found.name == name
@@ -131,7 +132,7 @@ def test_a_file_is_not_taken_for_the_model_without_a_video() -> None:
 @pytest.mark.counted
 def test_it_runs_within_what_was_counted(tmp_path: Path) -> None:
     """On the simulated device, where what a task takes is measured."""
-    tiny = TinyFamilyModel(tmp_path, replace(TINY), device="sim")
+    tiny = TinyFamilyModel(tmp_path, TINY, device="sim")
     made = tiny.made(video=_video(), **{**FIELDS, "steps": 1})
     for task, cost in zip(made.tasks, made.costs, strict=True):
         assert 0.5 * task.activation_bytes <= cost.working_bytes <= task.activation_bytes, made.works[task.task_id]
