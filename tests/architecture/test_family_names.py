@@ -94,7 +94,7 @@ WORDS_IN_TITLES = {
 def titles_begun(tree: ast.AST, titles: frozenset[str]) -> list[str]:
     """The strings of a module that are titles of families, or with which one begins: a decision by the title."""
     words = [(text, text.strip()) for text in strings(tree)]
-    return [text for text, word in words if len(word) > 3 and any(title.startswith(word) for title in titles)]
+    return [text for text, word in words if word and len(text) > 3 and any(title.startswith(word) for title in titles)]
 
 
 def known_titles() -> frozenset[str]:
