@@ -15,8 +15,8 @@ from modelpool.pool.families import definitions as modules
 from modelpool.pool.families.definitions import defined_families
 from modelpool.pool.families.detection.detect_diffusion_model import find_layout
 from modelpool.pool.families.detection.layouts.shape_sizes import ShapeReader
-from modelpool.pool.families.detection.layouts.signature import anything
-from modelpool.pool.families.detection.signatures import SIGNATURES
+from modelpool.pool.families.detection.layouts.signature import Layout, anything, published
+from modelpool.pool.families.detection.signatures import LAYOUTS, SIGNATURES, narrower_first
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.models.components.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.values.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
@@ -139,6 +139,18 @@ def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> Non
         narrowed = any(row.extra_keys for row in rows)
         matching = [row.name for row in rows if row.when(config) and bool(row.extra_keys) == narrowed]
         assert len({module_of.get(name, "not running") for name in matching}) <= 1, (source, matching)
+
+
+def test_a_layout_is_tried_before_all_that_have_a_part_of_its_keys() -> None:
+    """Whatever the names of their modules: Sana Video has all keys of Sana, whose module comes first."""
+    wide, narrow = Layout("wide", (published("a"),)), Layout("narrow", (published("a", "b"),))
+    other, narrowest = Layout("other", (published("c"),)), Layout("narrowest", (published("a", "b", "d"),))
+    given = (wide, other, narrowest, narrow, wide)
+    assert narrower_first(given) == (narrowest, narrow, wide, other)
+    assert narrower_first(reversed(given)) == (narrowest, narrow, wide, other)
+    assert len(LAYOUTS) == len({id(row.layout) for row in SIGNATURES})
+    titles = [layout.title for layout in LAYOUTS]
+    assert titles.index("Sana Video") < titles.index("Sana")
 
 
 def recorded_shapes() -> Iterator[tuple[str, Shapes]]:
