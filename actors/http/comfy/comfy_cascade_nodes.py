@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_families import family_of
 from modelpool.actors.http.comfy.comfy_node_types import (
     MAX_BATCH,
     MAX_SIDE,
@@ -38,8 +39,8 @@ from modelpool.actors.http.comfy.comfy_values import (
 )
 from modelpool.pool.families.parts.two_stages import PRIOR_PIXELS, prior_side
 
-#: the families of both stages, by the beginning of their titles, and the shift of the levels of stage C in ComfyUI
-_STAGE_C, _STAGE_B, _SHIFT = "Stable Cascade C", "Stable Cascade B", 2.0
+#: the shift of the levels of stage C in ComfyUI
+_SHIFT = 2.0
 #: pixels that sides of stage B are multiples of
 _STAGE_B_SIDE = 8
 
@@ -88,12 +89,12 @@ def check_stage(positive: TextValue, start: AnyLatent, family: str) -> None:
 
 def is_first_stage(family: str) -> bool:
     """Whether stage B, and no VAE, decodes the latents of a family."""
-    return family.startswith(_STAGE_C)
+    return family_of(family).facts.is_prior_stage
 
 
 def is_second_stage(family: str) -> bool:
     """Whether a family reads the latents of stage C."""
-    return family.startswith(_STAGE_B)
+    return family_of(family).facts.is_decoder_stage
 
 
 def shift_of_stage(family: str) -> dict[str, float]:
@@ -116,8 +117,8 @@ def stage_c_of(latent: SampledLatent, families: Mapping[str, str]) -> SampledLat
     if prior.positive.controls:
         raise NodeUnsupported("positive: found a ControlNet of stage C, which is a part of a workflow")
     blank = prior.start
-    if not own.startswith(_STAGE_C) or not family.startswith(_STAGE_B):
-        raise NodeUnsupported(f"model: found {own} and {family}, expected {_STAGE_C} and {_STAGE_B}")
+    if not is_first_stage(own) or not is_second_stage(family):
+        raise NodeUnsupported(f"model: found {own} and {family}, expected Stable Cascade C and B")
     if not isinstance(blank, BlankLatent) or not isinstance(start, BlankLatent):
         raise NodeUnsupported("latent_image: expected empty latents of both stages")
     if start.width % PRIOR_PIXELS or start.height % PRIOR_PIXELS:

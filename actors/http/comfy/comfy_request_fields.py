@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from modelpool.actors.http.comfy.comfy_families import family_of
 from modelpool.actors.http.comfy.comfy_node_types import NodeUnsupported, file_stem
 from modelpool.actors.http.comfy.comfy_values import (
     CELL_SIDE,
@@ -31,59 +32,28 @@ from modelpool.actors.http.comfy.comfy_values import (
 from modelpool.actors.http.service.clip_layers import layers_left_out
 from modelpool.pool.values.core.shift_by_size import ShiftBySize
 
-#: families with the blocks of Stable Diffusion XL
-_XL = ("SDXL", "SD XL", "Stable Diffusion XL")
-#: families with text encoders of CLIP only, by the beginning of their title
-_CLIP_ONLY = (*("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2", "SD 1", "Stable Diffusion 1"),)
-#: families with guidance by an image
-_GUIDED_BY_IMAGE = ("InstructPix2Pix", "CosXL edit")
-#: families with guidance by reference images, by the beginning of their title
-_GUIDED_BY_REFERENCES = "OmniGen 2"
-#: families that edit a reference image and are guided by it, by the beginning of their title
-_EDITS_A_REFERENCE = "HiDream I1"
 #: multiple of the sides of an image that models read as patches, in pixels
 PATCHES = 16
-#: families that vary images which their vision encoder reads, by the beginning of their title
-_VARIES_IMAGES = "Stable Diffusion 2.1 unCLIP"
-#: families that read embeddings of images next to a text, and the ones of which they are states
-_SEES_STATES = "Stable Cascade C"
-_SEES_NEXT_TO_TEXT = (_SEES_STATES, "Stable Diffusion XL")
-#: the family of models that a second one guides, which is a part of them
-_GUIDED_BY_SECOND = "Ideogram 4"
 #: why options are not read
 NO_GUIDANCE, OF_UNETS = "cfg 1 is no guidance", "they are of UNets alone"
-#: options that change guidance, and families with guidance that is scaled to the norm of the positive prediction
+#: options that change guidance
 GUIDANCE_OPTIONS = ("cfg_zero", "rescale_cfg", "cfg_norm", "fresca", "apg", "tcfg", "perp_neg")
-#: families that sample the audio of a video with its frames, and the frame rate that ComfyUI's models of them read
-#: without LTXVConditioning
-_WITH_SOUND, _USUAL_RATE = ("LTX-2",), 25.0
-_NORMED = ("Qwen-Image", "Lumina 2", "LongCat", "JoyImage")
-#: families with a vision encoder for the images that a video begins and ends with
-_SEES_FIRST_IMAGE = ("Wan 2.1 image-to-video", "Wan 2.1 first-and-last")
+#: the frame rate that ComfyUI's models of videos with audio read without LTXVConditioning
+_USUAL_RATE = 25.0
 #: fields of requests that have other names in nodes
 _NODE_NAMES: Mapping[str, str] = MappingProxyType(
     {"time_signature": "timesignature", "key_scale": "keyscale", "lyrics_language": "language"}
 )
-#: families of transformers with attention of another name than that of which UNetTemporalAttentionMultiply scales the
-#: last layer, so that the node changes nothing
-_OTHER_ATTENTION = ("Wan ", "Hunyuan Video", "Flux ", "Qwen-Image", "Mochi")
-#: families of transformers with blocks of one kind, of which ComfyUI's nodes skip those that they call double
-_BLOCKS_OF_ONE_KIND = ("Wan ", "Qwen-Image", "Stable Diffusion 3", "LTX", "Mochi")
-#: the family that reads the words of T5 and one padding token, and the least padding and length that mean that
+#: ComfyUI's classes of transformers with attention of another name than that of which UNetTemporalAttentionMultiply
+#: scales the last layer, so that the node changes nothing
+_OTHER_ATTENTION = ("WAN", "HunyuanVideo", "Flux", "QwenImage", "GenmoMochi")
+#: ComfyUI's classes of transformers with blocks of one kind, of which its nodes skip those that they call double
+_BLOCKS_OF_ONE_KIND = ("WAN", "QwenImage", "SD3", "LTX", "GenmoMochi")
+#: ComfyUI's class of models that read the words of T5 and one padding token, and the least padding and length that mean
+#: that
 _UNPADDED, _OWN_PADDING = "Chroma", (1, 0)
-#: families with autoencoders that read the frames of a video as one latent, by the beginning of their title
-_OF_VIDEOS = (
-    *("Allegro", "CogVideoX", "Cosmos image-to-video", "Cosmos text-to-video", "Cosmos Predict 2 video", "SkyReels"),
-    *("Hunyuan Video", "Kandinsky 5 video", "Kandinsky 6", "LTX-", "Mochi", "Wan "),
-)
-#: families with ControlNets that ComfyUI loads as patches of the model
-_PATCHED = ("Z-Image", "Qwen-Image")
-#: families with guidance as an input of the model, with the scale that ComfyUI uses without FluxGuidance
-_DISTILLED = ("Flux dev", "Flux fill", "Flux control")
-#: all families with guidance as an input of the model
-_READS_GUIDANCE = (*_DISTILLED, "Flux 2", "Hunyuan Video", "Hunyuan Image 2.1 refiner", "Sana Sprint")
-#: families of these names that do not
-_READS_NONE = ("Flux 2 klein", "Hunyuan Video image-to-video", "Hunyuan Video 1.5")
+#: ComfyUI's classes of models with ControlNets that it loads as patches, and their titles
+_PATCHED: Mapping[str, str] = MappingProxyType({"ZImage": "Z-Image", "QwenImage": "Qwen-Image"})
 #: patches of the latents of a small and of a large image, between which ModelSamplingFlux interpolates, and the side of
 #: a patch in pixels; and the exponents that Flux dev has there. Source: the configuration of Flux dev's scheduler
 _SHIFT_TOKENS, _PATCH_SIDE, _FLUX_EXPONENTS = (256, 4096), 16, (0.5, 1.15)
@@ -117,9 +87,9 @@ def padding_of(text: TextValue, family: str) -> tuple[int, int] | None:
     """Return the least padding and length of T5's tokens, where they differ from the family's. Raises
     NodeUnsupported for families that read no more than their own."""
     padding = text.clip.padding
-    if padding is None or (padding == _OWN_PADDING and family.startswith(_UNPADDED)):
+    if padding is None or (padding == _OWN_PADDING and family_of(family).comfyui == _UNPADDED):
         return None
-    if not family.startswith(_UNPADDED):
+    if family_of(family).comfyui != _UNPADDED:
         found = f"min_padding {padding[0]} and min_length {padding[1]} with {family or 'this model'}"
         raise NodeUnsupported(f"T5TokenizerOptions: found {found}, expected a model of {_UNPADDED}")
     return padding
@@ -134,23 +104,23 @@ def plain_text(text: TextValue, family: str) -> str:
 
 def is_one_image(text: TextValue, family: str) -> bool:
     """Whether a model varies one image as it is: the field `image` of a request."""
-    varies = family.startswith(_VARIES_IMAGES)
+    varies = family_of(family).varies_images
     return varies and len(text.seen) == 1 and (text.seen[0].strength, text.seen[0].noise) == (1.0, 0.0)
 
 
 def seen_fields(use: SeenImage, model: str, family: str) -> dict[str, Any]:
     """Return an image that `model` varies, or reads next to a text, as an image prompt of a request, without the image.
     A model that varies images has its vision encoder in its file."""
-    noise = 0.0 if family.startswith(_SEES_STATES) else use.noise
+    noise = 0.0 if family_of(family).sees_states else use.noise
     fields: dict[str, Any] = {"model": model, "strength": use.strength, "noise": noise}
     encoder = use.image.seen_by
-    is_other = not family.startswith(_VARIES_IMAGES) and encoder != file_stem(model)
+    is_other = not family_of(family).varies_images and encoder != file_stem(model)
     return {**fields, "encoder": encoder} if is_other and encoder else fields
 
 
 def seen_warnings(text: TextValue, family: str) -> Iterator[str]:
     """Yield the noise on embeddings of images that a model reads without noise."""
-    for use in text.seen if family.startswith(_SEES_STATES) else ():
+    for use in text.seen if family_of(family).sees_states else ():
         if use.noise:
             yield (
                 f"node {use.node}: noise_augmentation: found {use.noise:g}, which is not read: {family} reads "
@@ -162,15 +132,15 @@ def check_seen(positive: TextValue, negative: TextValue, model: str, family: str
     """Raise NodeUnsupported for images of unCLIPConditioning that a model does not vary."""
     if negative.seen:
         raise NodeUnsupported("negative: found an image of unCLIPConditioning, expected it in positive alone")
-    if positive.seen and not family.startswith((_VARIES_IMAGES, *_SEES_NEXT_TO_TEXT)):
+    if positive.seen and not family_of(family).sees_images:
         found = f"found an image for model {model!r} ({family or 'an unknown family'})"
-        expected = f"one of {', '.join((_VARIES_IMAGES, *_SEES_NEXT_TO_TEXT))}"
+        expected = "one that varies images or reads embeddings of images, such as Stable Diffusion 2.1 unCLIP"
         raise NodeUnsupported(f"unCLIPConditioning: {found}, expected {expected}")
 
 
 def prompt_text(text: TextValue, family: str) -> str:
     """Return a text with those that are appended to it, which CLIP reads on their own. Raises NodeUnsupported."""
-    if text.appended and not family.startswith(_CLIP_ONLY):
+    if text.appended and not family_of(family).clip_only:
         raise NodeUnsupported("ConditioningConcat: expected a model whose text encoders are CLIP's")
     return " BREAK ".join((text.text, *text.appended))
 
@@ -193,7 +163,7 @@ def shift_of(sampling: ModelSampling, family: str, size: tuple[Any, Any]) -> flo
     """Return the shift that a node sets for images of `size`; 0 if it is the one that the model has by itself."""
     if sampling.size is None:
         return sampling.shift
-    if family.startswith(_DISTILLED) and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
+    if family_of(family).is_guided_by_default and (sampling.exponents, sampling.size) == (_FLUX_EXPONENTS, size):
         return 0.0
     width, height = sampling.size
     by_size = ShiftBySize(_SHIFT_TOKENS, sampling.exponents)
@@ -218,10 +188,10 @@ def image_guidance(positive: TextValue, negative: TextValue, cfg: float, family:
     a node set it, and for families without."""
     if positive.video is not None and "image_cfg" in positive.video.fields():
         return {}
-    if positive.video is not None and positive.video.image is not None and family.endswith(_GUIDED_BY_IMAGE):
+    if positive.video is not None and positive.video.image is not None and family_of(family).is_guided_by_image:
         has_image = negative.video is not None and negative.video.image is not None
         return {"image_cfg": 1.0 if has_image or cfg == 1 else cfg}
-    if cfg == 1 or not positive.references or not family.startswith(_GUIDED_BY_REFERENCES):
+    if cfg == 1 or not positive.references or not family_of(family).is_guided_by_references:
         return {}
     return {"image_cfg": 1.0 if negative.references else cfg}
 
@@ -232,7 +202,7 @@ def as_edited(text: TextValue, family: str) -> TextValue:
     video = text.video
     if video is None or video.image is None:
         return text
-    if not family.startswith(_EDITS_A_REFERENCE):
+    if not family_of(family).edits_reference:
         return text
     if text.references:
         raise NodeUnsupported("InstructPixToPixConditioning: found reference images next to it, expected one image")
@@ -244,31 +214,29 @@ def acting_options(model: ModelValue, cfg: float, family: str) -> dict[str, Any]
     is normed by itself, and some no attention that nodes scale, or no single blocks that nodes skip. Raises
     NodeUnsupported."""
     found = dict(model.options)
-    if model.guided_by and family != _GUIDED_BY_SECOND:
+    if model.guided_by and not family_of(family).has_second:
         raise NodeUnsupported(
-            f"model_negative: found {model.guided_by!r} next to {family or 'this model'}, expected the second model of "
-            f"{_GUIDED_BY_SECOND}"
+            f"model_negative: found {model.guided_by!r} next to {family or 'this model'}, expected a model with a "
+            "second one, such as Ideogram 4"
         )
     for name in GUIDANCE_OPTIONS if cfg == 1 else ():
         found.pop(name, None)
     norm = found.get("cfg_norm", {})
-    if norm.get("pre_cfg") and not (family.startswith(_NORMED) and norm["strength"] == 1):
-        expected = (
-            f"false, or a strength of 1 with {', '.join(_NORMED)}, which are scaled to the whole norm by themselves"
-        )
+    if norm.get("pre_cfg") and not (family_of(family).is_normed and norm["strength"] == 1):
+        expected = "false, or a strength of 1 with a model that is scaled to the whole norm by itself, such as Lumina 2"
         raise NodeUnsupported(f"CFGNorm, pre_cfg: found true with {family or 'this model'}, expected {expected}")
-    if family.startswith(_NORMED):
+    if family_of(family).is_normed:
         found.pop("cfg_norm", None)
-    if family.startswith(_OTHER_ATTENTION):
+    if family_of(family).is_a(*_OTHER_ATTENTION):
         found.pop("attention_scale", None)
-    if family.startswith(_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
+    if family_of(family).is_a(*_BLOCKS_OF_ONE_KIND) and found.get("slg", {}).get("single"):
         found["slg"] = {**found["slg"], "single": ()}
     return found
 
 
 def samples_sound(family: str) -> bool:
     """Whether models of a family sample the audio of a video with its frames."""
-    return family in _WITH_SOUND
+    return family_of(family).samples_sound
 
 
 def sound_fields(
@@ -292,7 +260,7 @@ def sound_fields(
 
 def is_guided(family: str) -> bool:
     """Whether images guide the videos of models of a family at frames of them."""
-    return family.startswith("LTX")
+    return family_of(family).is_guided_by_frames
 
 
 def guide_warnings(node_id: str, guides: tuple[GuideUse, ...], model: str) -> Iterator[str]:
@@ -343,7 +311,7 @@ def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) ->
     """Yield what options ask for that a family does by itself, or that needs guidance, and is not read."""
     options = dict(model.options)
     strength = options.get("cfg_norm", {}).get("strength", 1.0)
-    if strength != 1 and (cfg == 1 or family.startswith(_NORMED)):
+    if strength != 1 and (cfg == 1 or family_of(family).is_normed):
         own = NO_GUIDANCE if cfg == 1 else f"the guidance of model {model.name!r} is normed by itself, with 1"
         yield f"node {node_id}: CFGNorm: found strength {strength:g}, which is not read: {own}"
     is_told = "pre_cfg" not in options.get("cfg_norm", {})
@@ -352,7 +320,7 @@ def option_warnings(node_id: str, model: ModelValue, cfg: float, family: str) ->
     ]
     if left_out:
         yield f"node {node_id}: found options of guidance ({', '.join(left_out)}), which are not read: {NO_GUIDANCE}"
-    if "attention_scale" in options and family.startswith(_OTHER_ATTENTION):
+    if "attention_scale" in options and family_of(family).is_a(*_OTHER_ATTENTION):
         yield f"node {node_id}: found factors of attention, which model {model.name!r} does not read: {OF_UNETS}"
 
 
@@ -360,7 +328,7 @@ def negative_warnings(node_id: str, positive: TextValue, negative: TextValue, fa
     """Yield what only the negative text of a run says besides its text: the run has one value of it, of positive; and
     that it is read with reference images although it has none, by families without guidance by them."""
     guided = positive.video is not None and "image_cfg" in positive.video.fields()
-    guided |= family.startswith(_GUIDED_BY_REFERENCES)
+    guided |= family_of(family).is_guided_by_references
     if positive.references and not negative.references and not guided:
         yield f"node {node_id}: negative: found no reference images, those of positive are read with both texts"
     fields = [{} if text.video is None else {**text.video.fields(), **text.video.images()}
@@ -377,10 +345,11 @@ def negative_warnings(node_id: str, positive: TextValue, negative: TextValue, fa
 def controls_of(model: ModelValue, text: TextValue, family: str) -> tuple[ControlUse, ...]:
     """Return the ControlNets of a run: patches of its model, and ones of its text. Raises NodeUnsupported for patches
     of models that have none here."""
-    if model.controls and not family.startswith(_PATCHED):
+    if model.controls and not family_of(family).is_a(*_PATCHED):
         found = f"found {model.controls[0].net.name!r} on {family or 'this model'}"
         raise NodeUnsupported(
-            f"model_patch: {found}, expected a ControlNet of {' or '.join(_PATCHED)}: the pool reads no other patches"
+            f"model_patch: {found}, expected a ControlNet of {' or '.join(_PATCHED.values())}: the pool reads no other "
+            "patches"
         )
     return (*model.controls, *text.controls)
 
@@ -397,8 +366,8 @@ def image_prompts_of(model: ModelValue, text: TextValue, family: str) -> tuple[I
 
 
 def _named(use: ImagePromptUse, family: str) -> ImagePromptUse:
-    is_xl = family.startswith(_XL)
-    is_first = family.startswith("Stable Diffusion 1")
+    is_xl = family_of(family).has_blocks_of_xl
+    is_first = family_of(family).is_a("SD15")
     if use.blocks_of_xl:
         if not is_xl and not is_first:
             raise NodeUnsupported("weight_type: found one of the attentions of Stable Diffusion 1 and XL, expected "
@@ -440,7 +409,7 @@ def clip_skip(text: TextValue, family: str) -> int:
 
 def makes_videos(family: str) -> bool:
     """Whether models of this family read the frames of a video as one latent."""
-    return family.startswith(_OF_VIDEOS)
+    return family_of(family).reads_frames
 
 
 def blank_for(blank: BlankLatent, family: str) -> BlankLatent:
@@ -451,12 +420,12 @@ def blank_for(blank: BlankLatent, family: str) -> BlankLatent:
 
 def reads_guidance(family: str) -> bool:
     """Whether models of a family read the scale of FluxGuidance; as far as is known, for one without a name."""
-    return not family or (family.startswith(_READS_GUIDANCE) and not family.startswith(_READS_NONE))
+    return not family or family_of(family).reads_guidance
 
 
 def reads_image_instead(family: str) -> bool:
     """Whether models of a family read an image in the place of noise, and estimate what it shows."""
-    return family.startswith("Lotus D")
+    return family_of(family).reads_image_instead
 
 
 def guidance_warning(node_id: str, guidance: float, model: str) -> str:
@@ -476,7 +445,7 @@ def unread_warnings(
         for each in text.unread:
             found, reason = each.value, ""
             if found is None:
-                if not family.startswith(_SEES_FIRST_IMAGE):
+                if not family_of(family).sees_first_image:
                     continue
                 found, reason = "none", "the model sees the image that the video begins with"
             elif each.name == "vae" and found.name not in ("", model):
@@ -499,4 +468,4 @@ def check_guidance(text: TextValue, cfg: float, family: str) -> None:
 
 def has_distilled_guidance(family: str) -> bool:
     """Whether models of a family read the guidance scale as an input."""
-    return family.startswith(_DISTILLED)
+    return family_of(family).is_guided_by_default

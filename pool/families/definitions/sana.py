@@ -53,7 +53,7 @@ _INSTRUCTION = "\n".join(
     )
 )
 #: its names in the original and in diffusers; diffusers' own converter lacks the norms of Sana 1.5
-_NAMES = fam.LayoutTable(
+NAMES = fam.LayoutTable(
     outer=(
         ("x_embedder.proj.", "patch_embed.proj."),
         ("t_embedder.mlp.0.", "time_embed.emb.timestep_embedder.linear_1."),
@@ -114,7 +114,7 @@ def config(found: fam.Config, shapes: fam.Shapes) -> fam.Arguments:
 
 def convert_sprint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters of Sana Sprint: names of its embedding of the noise level are one level shorter."""
-    return {key.replace("time_embed.emb.", "time_embed."): value for key, value in _NAMES.convert(tensors).items()}
+    return {key.replace("time_embed.emb.", "time_embed."): value for key, value in NAMES.convert(tensors).items()}
 
 
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: fam.ModelKwargs) -> Tensor:
@@ -155,7 +155,7 @@ _SANA = (
             "SanaTransformer2DModel",
             config,
             # the pipeline reads an empty text instead of the embedding of none; positions are computed
-            fam.LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=_NAMES.convert),
+            fam.LayoutNames("sana", without=("y_embedder.y_embedding", "pos_embed"), converter=NAMES.convert),
             forward,
             dtypes=fam.BFLOAT16_FIRST,
             optional_inputs=frozenset({"context_mask"}),

@@ -258,7 +258,7 @@ _TI2V_22 = replace(
     _T2V,
     name="wan22_ti2v",
     title="Wan 2.2 text-and-image-to-video",
-    detect=replace(_T2V.detect, when=fam.having(model_type="t2v", out_dim=48), comfyui="WAN22_T2V"),
+    detect=replace(_T2V.detect, when=fam.having(model_type="t2v", in_dim=48, out_dim=48), comfyui="WAN22_T2V"),
     build=replace(
         _T2V.build,
         forward=forward_5b,

@@ -3,8 +3,8 @@
 Families with a module in `pool.families.definitions` have their rows from there; families of `not_running` are
 recognised and do not run. Order matters twice:
 
-1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
-   unless their excluded keys distinguish them.
+1. A layout is tried before all that have fewer of its keys: the narrower of two that match a file. Others are tried in
+   the order of their first mention; the order of modules says nothing, so excluded keys distinguish those.
 2. Of the rows of one layout, the first with matching condition and extra keys wins. The last row of a layout matches
    the rest; if none matches, the layout's title describes the file.
 
@@ -14,6 +14,8 @@ of diffusers 0.42.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from modelpool.pool.families.definitions import Definition, all_definitions
 from modelpool.pool.families.detection.layouts.signature import Layout, Signature, anything
 from modelpool.pool.families.detection.not_running import NOT_RUNNING
@@ -22,8 +24,8 @@ from modelpool.pool.families.detection.not_running import NOT_RUNNING
 def with_definitions(rows: tuple[Signature, ...], definitions: tuple[Definition, ...]) -> tuple[Signature, ...]:
     """Return `rows` and the rows of `definitions`, by layout.
 
-    A new layout is tried before all of `rows`, since only its own module knows how narrow it has to be. A family with
-    a condition precedes the rows of its layout, and one without follows them; those with extra keys are the first.
+    A family with a condition precedes the rows of its layout, and one without follows them; those with extra keys are
+    the first.
     """
     merged = list(rows)
     for definition in reversed(definitions):
@@ -41,5 +43,23 @@ def with_definitions(rows: tuple[Signature, ...], definitions: tuple[Definition,
 
 SIGNATURES: tuple[Signature, ...] = with_definitions(NOT_RUNNING, all_definitions())
 
+
+def narrower_first(layouts: Iterable[Layout]) -> tuple[Layout, ...]:
+    """Return each of `layouts` once: each before all with a part of its keys, and in their order otherwise."""
+    ordered: list[Layout] = []
+    for layout in {id(each): each for each in layouts}.values():
+        before = (place for place, other in enumerate(ordered) if _is_narrower(layout, other))
+        ordered.insert(next(before, len(ordered)), layout)
+    return tuple(ordered)
+
+
+def _is_narrower(layout: Layout, other: Layout) -> bool:
+    return any(
+        one.naming is another.naming and set(one.keys) > set(another.keys)
+        for one in layout.namings
+        for another in other.namings
+    )
+
+
 #: each layout once, in the order in which they are tried
-LAYOUTS: tuple[Layout, ...] = tuple({id(row.layout): row.layout for row in SIGNATURES}.values())
+LAYOUTS: tuple[Layout, ...] = narrower_first(row.layout for row in SIGNATURES)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from modelpool.pool.families.detection.text_encoders import INSIDE, SIGNATURES
 from modelpool.pool.files.formats.strict_json import brief
 from modelpool.pool.models.text.clip_tokenizer import letters_of_bytes
 from modelpool.pool.models.text.tokenizer_errors import convert_errors
@@ -84,18 +85,20 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
 _PUBLISHED_WITH: Mapping[str, str] = {
     "<image>": "the tokenizer.json of xtuner/llava-llama-3-8b-v1_1-transformers, which has a token for an image",
 }
+#: the kind of tokenizer by the architecture of a text encoder; CLIP has a tokenizer of its own
+_OF_ARCHITECTURES: Mapping[str, str] = {
+    "t5": "t5", "umt5": "umt5", "bert": "bert", "llama": "llama3", "mistral": "mistral", "ministral3": "mistral",
+    "gemma2": "gemma", "gemma3": "gemma", "t5gemma": "t5gemma", "qwen2": "qwen", "qwen3": "qwen", "qwen3_vl": "qwen",
+    "glm": "glm", "glm_image": "glm_image", "words": "phi3",
+}  # fmt: skip
+#: text encoders with another one
+_OF_ENCODERS: Mapping[str, str] = {"byt5_small_glyph": "byt5", "qwen3_06b": "qwen_embedding"}
 #: the kind of tokenizer of each text encoder, by its name in detection
 KINDS: Mapping[str, str] = {
-    "t5xxl": "t5", "t5xxl_old": "t5", "t5_base": "t5", "t5xl": "t5", "umt5_xxl": "umt5", "hydit_bert": "bert",
-    "byt5_small_glyph": "byt5",
-    "llama3_8b": "llama3", "mistral3_24b": "mistral", "mistral3_24b_pruned": "mistral",
-    "ministral3_3b": "mistral", "gemma2_2b": "gemma", "t5gemma_b": "t5gemma",
-    "gemma3_4b": "gemma", "gemma3_12b": "gemma",
-    "qwen25_3b": "qwen", "qwen25_7b": "qwen", "qwen3_06b": "qwen_embedding", "qwen3_2b": "qwen", "qwen3_4b": "qwen",
-    "qwen3_8b": "qwen", "qwen3vl_4b": "qwen", "qwen3vl_8b": "qwen", "glm4_9b": "glm",
-    "glm_image_9b": "glm_image",
-    "omnigen_words": "phi3",
-}  # fmt: skip
+    facts.name: _OF_ENCODERS.get(facts.name, _OF_ARCHITECTURES[facts.architecture])
+    for facts in (*(signature.facts for signature in SIGNATURES), *INSIDE)
+    if facts.architecture in _OF_ARCHITECTURES
+}
 #: the kind with bytes as tokens
 _BYTES = "byt5"
 #: vocabulary sizes from here on are multilingual T5's; Pile-T5 has positions in each layer, like UMT5

@@ -26,7 +26,7 @@ from modelpool.actors.request.image_fields import MAX_PARTS
 from modelpool.pool.values.core.errors import UserError
 from tests.actors.http.comfy.test_comfy_api import GRAPH
 
-NAMES = PoolNames({"shapes": "SD 1.5"}, ["light"])
+NAMES = PoolNames({"shapes": "Stable Diffusion 1"}, ["light"])
 #: nodes in a row: each could double what it gets
 ROUNDS = 60
 

@@ -18,7 +18,7 @@ from modelpool.actors.http.comfy.node_errors import WorkflowRejected
 from modelpool.actors.request.requests import GenerateRequest
 from tests.actors.http.comfy.test_comfy_api import GRAPH, changed
 
-NAMES = PoolNames({"shapes": "SD 1.5", "flux": "Flux", "xl": "SDXL"}, ["light"])
+NAMES = PoolNames({"shapes": "Stable Diffusion 1", "flux": "Flux dev", "xl": "Stable Diffusion XL"}, ["light"])
 
 
 def read_image(name: str) -> Image.Image:

@@ -494,7 +494,7 @@ def test_a_size_or_a_setting_that_requests_refuse_is_named() -> None:
     graph = examples.basic()
     graph["positive"]["inputs"]["clip"] = ["short", 0]
     graph["short"] = examples.node("CLIPSetLastLayer", clip=["model", 1], stop_at_clip_layer=-1)
-    names = PoolNames({"shapes": "SDXL"}, [])
+    names = PoolNames({"shapes": "Stable Diffusion XL"}, [])
     assert set(errors_of(graph, names)) == {"short"}
 
 

@@ -17,7 +17,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.workflow_fields import OperationNode, SampleNode
 from tests.actors.http.comfy.comfy_examples import Graph, basic, node
 
-NAMES = PoolNames({"wan": "Wan 2.1", "ltx": "LTX Video", "svd": "Stable Video Diffusion"}, [])
+NAMES = PoolNames({"wan": "Wan 2.2 image-to-video", "ltx": "LTX-Video", "svd": "Stable Video Diffusion"}, [])
 
 
 def made(graph: Graph) -> GenerateRequest:

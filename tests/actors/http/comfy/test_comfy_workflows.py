@@ -18,11 +18,12 @@ FOLDER = Path(__file__).parent / "workflows"
 NAMES = PoolNames(
     {
         "sd15": "Stable Diffusion 1", "other": "Stable Diffusion 1", "sdxl": "Stable Diffusion XL",
-        "sdxl_refiner": "SDXL refiner", "sd3": "Stable Diffusion 3", "flux_dev": "Flux dev",
+        "sdxl_refiner": "the Stable Diffusion XL refiner", "sd3": "Stable Diffusion 3", "flux_dev": "Flux dev",
         "flux_schnell": "Flux schnell", "flux_fill": "Flux fill", "flux_kontext": "Flux dev",
-        "qwen_image": "Qwen-Image", "qwen_edit": "Qwen-Image", "hidream": "HiDream", "z_image": "Z-Image",
-        "lumina2": "Lumina 2", "chroma": "Chroma", "wan_t2v": "Wan 2.1", "wan_i2v": "Wan 2.1", "wan_flf": "Wan 2.1",
-        "hunyuan": "HunyuanVideo", "ltx": "LTX Video", "mochi": "Mochi", "cosmos": "Cosmos",
+        "qwen_image": "Qwen-Image", "qwen_edit": "Qwen-Image", "hidream": "HiDream I1", "z_image": "Z-Image",
+        "lumina2": "Lumina 2", "chroma": "Chroma", "wan_t2v": "Wan text-to-video",
+        "wan_i2v": "Wan 2.2 image-to-video", "wan_flf": "Wan 2.2 image-to-video",
+        "hunyuan": "Hunyuan Video", "ltx": "LTX-Video", "mochi": "Mochi", "cosmos": "Cosmos text-to-video",
         "svd": "Stable Video Diffusion",
     },
     ["style", "light"],

@@ -24,7 +24,7 @@ from tests.actors.loop_connection import open_real_pool
 from tests.actors.unchanged_outputs import write_transformer
 
 CONFIG = Path(__file__).parents[4] / "configs" / "laptop.toml"
-NAMES = PoolNames({VIDEO: "Wan 2.1"}, [])
+NAMES = PoolNames({VIDEO: "Wan text-to-video"}, [])
 WIDTH, HEIGHT, FRAMES, RATE = 64, 48, 5, 8
 FFPROBE = shutil.which("ffprobe")
 #: nodes that save, by name of the file: class, settings, and what FFmpeg calls codec and pixels

@@ -28,7 +28,9 @@ from modelpool.pool.models.text.text_tokenizer import TextTokenizer
 from modelpool.pool.values.core.stage_params import Encoded
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_transformers_as_folders import assert_loaded, assert_same_model
+from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
+from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, seeded
 from tests.pool.families.whole_transformer import PROMPT, SEED, STEPS, Whole
 
@@ -137,6 +139,29 @@ class Compared:
         merged.engine.close()
         assert not np.allclose(without, expected, atol=1e-3)
         np.testing.assert_allclose(patched, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+
+
+def check_lora_of_requests(folder: Path, tiny: TinyFamily, lora: tuple[str, str], **fields: Any) -> None:
+    """`Compared.check_lora` for a model that requires an image or a video: by requests with these fields."""
+    for name in ("plain", "loras", "merged"):
+        (folder / name).mkdir()
+    plain = TinyFamilyModel(folder / "plain", tiny, loras=(folder / "loras",))
+    weight, form = lora
+    opened, generator = plain.engine._opened(plain.model), torch.Generator().manual_seed(3)
+    rows, columns = opened.checkpoint.shapes[f"{plain.family.prefixes[Role.DIFFUSION_MODEL]}{weight}.weight"]
+    up, down = torch.randn(rows, 2, generator=generator) * 0.2, torch.randn(2, columns, generator=generator) * 0.2
+    base = form.format(weight)
+    save_file({f"{base}.lora_B.weight": up, f"{base}.lora_A.weight": down}, folder / "loras/some.safetensors")
+    without, patched = (plain.made(**fields, **how).latents[0] for how in ({}, {"loras": ["some:0.8"]}))
+    found = Catalog((folder / "plain",), (folder / "loras",), "cpu").find_lora("some", 0.8)
+    save_checkpoint(opened, folder / "merged/tiny.safetensors", loras=(found,))
+    plain.close()
+    write_tokenizers(folder / "merged", tiny)
+    merged = TinyModel.of_folder(folder / "merged")
+    expected = merged.made(**fields).latents[0]
+    merged.close()
+    assert not torch.allclose(without, expected, atol=1e-3)
+    torch.testing.assert_close(patched, expected, rtol=0.0, atol=2e-5 * max(1.0, float(expected.abs().max())))
 
 
 class FamilyTests:

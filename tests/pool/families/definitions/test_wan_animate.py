@@ -19,21 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.families.definitions import wan_animate
 from modelpool.pool.inference.pixels.image_ops import there_and_back
 from modelpool.pool.inference.pixels.latent_pixels import sampled_shape
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.models.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.values.core.errors import UnusableField, UserError
 from modelpool.pool.values.core.stage_params import DecodeParams, SampleParams, VideoFrames
 from modelpool.pool.values.specs.spec import Role
-from tests.pool.families.definitions.compared import Compared
+from tests.pool.families.definitions.compared import Compared, check_lora_of_requests
 from tests.pool.families.test_seen_wan import TinySeeing
 from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import Made, TinyModel
-from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
 from tests.pool.families.tiny_transformers import seeded
@@ -110,9 +107,12 @@ def _image(seed: int = 2) -> Image.Image:
     return Image.fromarray(_frames(seed, count=1)[0])
 
 
+def _videos() -> dict[str, Any]:
+    return {"video": _frames(1), "face_video": _frames(3, 512, 512), "reference": _image()}
+
+
 def _made(tiny: TinyModel, **fields: Any) -> Made:
-    videos = {"video": _frames(1), "face_video": _frames(3, 512, 512), "reference": _image()}
-    return tiny.made(**{**FIELDS, **videos, **fields})
+    return tiny.made(**{**FIELDS, **_videos(), **fields})
 
 
 def _video(made: Made) -> Any:
@@ -175,26 +175,7 @@ class TestWanAnimate:
         self.case.check_files(tmp_path)
 
     def test_a_lora_gives_what_the_merged_file_gives(self, tmp_path: Path) -> None:
-        for name in ("plain", "loras", "merged"):
-            (tmp_path / name).mkdir()
-        tiny = TinyFamilyModel(tmp_path / "plain", TINY, loras=(tmp_path / "loras",))
-        generator, weight = torch.Generator().manual_seed(3), LORAS["wan22_animate"][0]
-        parts = {"lora_B": (128, 2), "lora_A": (2, 128)}
-        save_file(
-            {f"diffusion_model.{weight}.{name}.weight": torch.randn(*size, generator=generator) * 0.2
-             for name, size in parts.items()},
-            tmp_path / "loras/some.safetensors",
-        )  # fmt: skip
-        without, patched = (_made(tiny, **how).latents[0] for how in ({}, {"loras": ["some:0.8"]}))
-        lora = Catalog((tmp_path / "plain",), (tmp_path / "loras",), "cpu").find_lora("some", 0.8)
-        save_checkpoint(tiny.engine._opened(tiny.model), tmp_path / "merged/tiny.safetensors", loras=(lora,))
-        tiny.close()
-        write_tokenizers(tmp_path / "merged", TINY)
-        merged = TinyModel.of_folder(tmp_path / "merged")
-        expected = _made(merged).latents[0]
-        merged.close()
-        assert not torch.allclose(without, expected, atol=1e-3)
-        torch.testing.assert_close(patched, expected, rtol=0.0, atol=2e-5 * max(1.0, float(expected.abs().max())))
+        check_lora_of_requests(tmp_path, TINY, LORAS["wan22_animate"], **FIELDS, **_videos())
 
 
 def test_published_names_are_those_that_diffusers_converts() -> None:
