@@ -38,9 +38,7 @@ class _SameThread(Executor):
         return called
 
 
-async def answer_all(
-    line: socket.socket, opener: Callable[[], ListingCatalog], computed_by: Mapping[str, str]
-) -> None:
+async def answer_all(line: socket.socket, opener: Callable[[], ListingCatalog], computed_by: Mapping[str, str]) -> None:
     """Open the catalog, and answer questions one after the other, until the line is closed. Nothing else runs on this
     loop, and this thread reads the questions: taking them from another one would cost a switch of threads for each."""
     service = CatalogService(opener, _SameThread(), computed_by)
@@ -59,7 +57,7 @@ async def answer_all(
 
 
 def main() -> None:
-    """Answer questions until the socket is closed, which also ends a dry run: the main thread waits for nothing else."""
+    """Answer questions until the socket is closed, which also ends a dry run: this thread waits for nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is not for this process
     line = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
