@@ -57,8 +57,7 @@ async def answer_all(line: socket.socket, opener: Callable[[], ListingCatalog], 
 
 
 def main() -> None:
-    """Answer questions until the socket is closed, which also ends a dry run: the main thread waits for nothing
-    else."""
+    """Answer questions until the socket is closed, which also ends a dry run: this thread waits for nothing else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is not for this process
     line = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:
