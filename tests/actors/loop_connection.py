@@ -352,9 +352,10 @@ def open_pool(
     output: Path | None = None,
     make_engine: Callable[[], FakeEngine] = FakeEngine,
     hold_seconds: float = HOLD_SECONDS,
+    scheduler: SchedulerConfig | None = None,
 ) -> ModelPool:
     """A pool in this process; closing it ends everything."""
-    line = LoopConnection(workers, make_engine)
+    line = LoopConnection(workers, make_engine, scheduler=scheduler)
     return ModelPool(line, line.end, output, hold_seconds=hold_seconds)
 
 

@@ -31,6 +31,7 @@ from modelpool.actors.worker.wire.messages import JobEnded
 from modelpool.pool.values.core.errors import OutputFailed, UnknownName, UnusableField, UserError
 from modelpool.pool.values.core.stage_params import Encoded, ImagePixels, Latent
 from modelpool.pool.values.specs.spec import JobId, RunErrorKind, Stage, TaskId
+from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, VIDEOS, FakeCatalog, FakeEngine, image_of
 from tests.actors.loop_connection import open_pool
@@ -529,6 +530,12 @@ def failing_folder(tmp_path, monkeypatch) -> FailingFolder:
     return FailingFolder(tmp_path / "out", monkeypatch)
 
 
+def open_counted(hold_seconds: float) -> ModelPool:
+    """A pool that sends nothing ahead: what workers have is not withdrawn."""
+    never_ahead = SchedulerConfig(send_ahead_seconds=0.0)
+    return open_pool(make_engine=CountedEngine, hold_seconds=hold_seconds, scheduler=never_ahead)
+
+
 def until(condition, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -544,7 +551,7 @@ def fail_in_the_middle(pool, folder: FailingFolder, how: str, count: int = 40):
     folder.fail(how)
     CountedEngine.permits.release(2)
     until(lambda: jobs.progress().held or jobs._followed.writing._given_up)
-    until(lambda: sum(pool.status().waiting.values()) < 8)  # what was sent to a worker ahead is not withdrawn
+    until(lambda: sum(pool.status().waiting.values()) < 8)  # the rest is withdrawn
     CountedEngine.permits.release(1000)
     return jobs, results, first
 
@@ -552,7 +559,7 @@ def fail_in_the_middle(pool, folder: FailingFolder, how: str, count: int = 40):
 @pytest.mark.parametrize("how", ["full", "removed", "replaced by a file"])
 def test_a_folder_that_fails_holds_the_submission_until_it_is_usable(failing_folder, how) -> None:
     """Nothing is computed to be thrown away, nothing is lost, and everything is written once."""
-    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+    with open_counted(1e6) as pool:
         jobs, results, first = fail_in_the_middle(pool, failing_folder, how)
         assert "cannot be written" in jobs.progress().held
         assert len(CountedEngine.decoded) < 12, "the rest was withdrawn"
@@ -568,7 +575,7 @@ def test_a_folder_that_fails_holds_the_submission_until_it_is_usable(failing_fol
 
 def test_a_folder_that_fails_for_too_long_ends_the_submission_with_the_reason(failing_folder) -> None:
     """What was computed could not be written; what had not started says why; and the next submission goes on."""
-    with open_pool(make_engine=CountedEngine, hold_seconds=0.05) as pool:
+    with open_counted(0.05) as pool:
         jobs, results, _ = fail_in_the_middle(pool, failing_folder, "full")
         ends = list(results)
         assert jobs.summary().cancelled + jobs.summary().failed == len(ends) == 37
@@ -582,7 +589,7 @@ def test_a_folder_that_fails_for_too_long_ends_the_submission_with_the_reason(fa
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
 def test_a_held_submission_can_be_cancelled_and_its_pool_closed(failing_folder, how) -> None:
-    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+    with open_counted(1e6) as pool:
         jobs, _, _ = fail_in_the_middle(pool, failing_folder, "removed")
         if how == "cancel":
             jobs.cancel()
@@ -602,7 +609,7 @@ def test_a_generator_is_not_drawn_while_the_folder_fails(failing_folder, monkeyp
         drawn_when_mended.append(len(drawn))
         failing_folder.mend()
 
-    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+    with open_counted(1e6) as pool:
 
         def requests():
             for seed in range(24):
