@@ -132,9 +132,13 @@ class JobQueue:
         """Queue the jobs of a pack; once the core has failed, end those that are left. The submission must be kept
         meanwhile: a job may end at once."""
         queued = 0
-        last = max((index for index in pack.indexes if index not in submission.ended_early), default=-1)
+        last = next((index for index in reversed(pack.indexes) if index not in submission.ended_early), -1)
         try:
-            for job in pack.jobs():
+            jobs = pack.jobs()
+            wanted = [job for job in jobs if job.index not in submission.ended_early]
+            # before the first job: an event between two jobs would let tasks start without the later ones
+            self.send_components(dict.fromkeys(spec for job in wanted for spec in job.graph.components))
+            for job in jobs:
                 if self.broken:
                     break
                 queued += 1
@@ -156,7 +160,6 @@ class JobQueue:
             self._workflows.add(spec.job_id)
         if not is_known:  # the core ignores others
             self.parked.entered(job.flow)
-        self.send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         if job.graph.nodes:
             self._tell_found(job)
@@ -174,7 +177,8 @@ class JobQueue:
                 submission.hopeless_seconds.append(known.hopeless_seconds)
 
     def send_components(self, components: Iterable[ComponentSpec]) -> None:
-        """Send the core the sizes of components that it does not know; prune unused ones first if it knows too many."""
+        """Send the core the sizes of components that it does not know, before the tasks that use them. If it knows too
+        many, prune unused ones first, which may forget the files of components without a task."""
         known = self._state.costs.components
         if len(known) > self._most_components:
             self._dispatcher.prune_components()

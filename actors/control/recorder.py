@@ -40,6 +40,8 @@ RETRY_SECONDS = 5.0
 MOST_WAITING = 16_384
 #: lines of one write
 _LINES_PER_WRITE = 256
+#: how the line of an event begins that cannot be written
+_GAP_BEGIN = b'{"lost":'
 
 
 class Recorder:
@@ -174,9 +176,9 @@ class Recorder:
     def _give_up(self, lines: int) -> None:
         """Drop the oldest lines."""
         for _ in range(lines):
-            self._lines.popleft()
+            is_counted = self._lines.popleft().startswith(_GAP_BEGIN)  # it stands for one event, which is lost already
             self._gap += 1
-            self._lost += 1
+            self._lost += not is_counted
 
 
 def _version() -> str:

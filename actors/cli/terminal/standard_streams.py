@@ -92,6 +92,7 @@ class _ForUsers(_Guarded):
 
     def _written(self, text: str) -> int:
         if self._reason:
+            self._stream.flush()  # what the buffer has of before; while this fails, it takes nothing more
             self._stream.write(f"modelpool: messages before this one are missing here: {self._reason}\n")
             self._stream.flush()
             self._reason = ""

@@ -94,24 +94,56 @@ async def test_equal_work_is_run_once_and_counted_once() -> None:
     assert sum(not task.shared for task in encodes) == 2
 
 
-@dialogue
-async def test_texts_of_one_submission_share_a_pass() -> None:
-    """All jobs are known before the first text starts."""
-    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+def texts_started(desk: Desk) -> list[tuple[bool, int]]:
+    """Note the texts that start with each job that the core takes from now on, and whether others follow it."""
     told: list[tuple[bool, int]] = []
     handled = desk.controller._dispatcher._on_handled
 
     def watched(event: Event, commands: Sequence[Command]) -> None:
+        started = [command for command in commands if isinstance(command, RunTask)]
         if isinstance(event, Submitted):
-            started = [command for command in commands if isinstance(command, RunTask)]
             told.append((event.others_follow, sum(1 + len(each.batch_mates) for each in started)))
+        else:
+            assert len(told) in (0, 5) or not started, "nothing starts between two jobs of a pack"
         handled(event, commands)
 
     desk.controller._dispatcher._on_handled = watched
+    return told
+
+
+@dialogue
+async def test_texts_of_one_submission_share_a_pass() -> None:
+    """All jobs are known before the first text starts."""
+    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+    told = texts_started(desk)
     await desk.submit(*(request(f"circle {number}", batch=8) for number in range(5)))
     assert told == [(True, 0)] * 4 + [(False, 6)], "with the negative prompt"
     ends = await desk.run_dry()
     assert [ended.error for ended in ends] == [None] * 5
+
+
+@dialogue
+async def test_texts_of_one_submission_share_a_pass_where_jobs_bring_new_components() -> None:
+    """Found: the sizes of a LoRA that the core did not know came between two jobs, and let the texts before start."""
+    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+    told = texts_started(desk)
+    loras = [[], [("light", 0.5)], [], [("light", 0.7)], [("thick", 0.0)]]
+    await desk.submit(*(request(f"circle {n}", batch=8, loras=used) for n, used in enumerate(loras)))
+    assert told == [(True, 0)] * 4 + [(False, 6)]
+    assert [ended.error for ended in await desk.run_dry()] == [None] * 5
+
+
+@dialogue
+async def test_jobs_start_with_the_last_one_of_their_pack_in_whatever_order_they_were_checked() -> None:
+    """Found: the job with the largest index counted as the last one, and those behind it waited for the next event."""
+    desk = await Desk().open()
+    for index in (3, 1, 2):
+        await desk.controller.check_each(Submission(ME, SubmissionId("s"), index, (request(seed=index),)))
+    await desk.controller.queue_checked(ME, SubmissionId("s"), frozenset())
+    await settle()
+    assert desk.fleet.running
+    assert not desk.state.others_follow
+    assert sorted(ended.index for ended in await desk.run_dry()) == [1, 2, 3]
 
 
 @dialogue

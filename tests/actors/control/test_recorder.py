@@ -216,6 +216,26 @@ def test_an_event_that_cannot_be_formatted_is_a_gap_and_the_next_ones_are_writte
     assert entries.gap.reason.startswith("Tick cannot be written (")
 
 
+def test_an_event_that_cannot_be_formatted_and_has_no_room_is_lost_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: `status` counted it twice, and the log once."""
+    monkeypatch.setattr(recorder_module, "MOST_WAITING", 5)
+    recorder = Recorder(tmp_path / "log")
+    recorder.open()
+    with full_after((tmp_path / "log").stat().st_size):
+        recorder.note(Tick(object()), [])  # type: ignore[arg-type]
+        ticks(recorder, 1, 9)
+        recorder.flush()
+    recorder.close()
+    assert recorder.words.endswith("log: 4 events lost")
+    with (tmp_path / "log").open(encoding="ascii") as file:
+        read_header(file.readline())
+        entries = read_entries(file)
+        assert [entry.event.at for entry in entries] == [4.0, 5.0, 6.0, 7.0, 8.0]
+    assert entries.lost == 4
+
+
 def test_no_more_than_a_bound_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "MOST_WAITING", 5)
     recorder = Recorder(tmp_path / "log")

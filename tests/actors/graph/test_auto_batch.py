@@ -7,6 +7,7 @@ about the others; neither measurements of runs nor other requests have an effect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.batch_gains import BatchedWork, MeasuredGain
 from modelpool.pool.values.core.errors import UnusableField
 from modelpool.pool.values.core.sampling_facts import ModelDefaults
-from modelpool.pool.values.core.stage_params import DecodeParams, EncodeParams, ModelRef
+from modelpool.pool.values.core.stage_params import DecodeParams, EncodeParams, ModelRef, StageParams
 from modelpool.pool.values.specs.spec import JobId, Stage
 from tests.actors.fakes import FakeCatalog
 
@@ -154,6 +155,23 @@ def test_a_pass_fits_into_the_smallest_gpu_with_as_many_weights_as_one_image() -
             assert found.batch == size, (size, configured)
             assert size == 8 or "do not fit" in found.batch_reason
     assert built(request(), catalog=OnGpus())[0].batch == 8, "of a card that is not known, some memory is assumed"
+
+
+class LongTexts(OnGpus):
+    """With a text encoder that needs a fifth of the memory of a GPU for a long text."""
+
+    device_bytes = 1 << 30
+
+    def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
+        if isinstance(work, EncodeParams) and not self.tokenize(work).is_usual:
+            return self.device_bytes // 5
+        return super().activation_bytes(model, work, context_tokens)
+
+
+def test_a_text_that_runs_alone_makes_no_batch_smaller() -> None:
+    """Found: a long text counted as often as the images of a pass, and images with one had another batch size."""
+    for prompt in ("a", "a" * 400):
+        assert built(request(prompt=prompt), catalog=LongTexts())[0].batch == 8, len(prompt)
 
 
 def test_images_that_exist_decide_about_the_others_of_their_kind() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,36 @@ def test_messages_that_a_full_disk_does_not_take_end_no_command_and_are_told_of_
     say(user_console(), "four")
     note = "modelpool: messages before this one are missing here: No space left on device"
     assert disk.getvalue().splitlines() == [note, "three", "four"]
+
+
+class RawDisk(io.RawIOBase):
+    """A file that takes nothing while it is full, and whole writes before and after."""
+
+    is_full = False
+    content = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any, /) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.content += bytes(content)
+        return len(content)
+
+
+def test_missing_messages_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: the buffer of stderr kept a notice for each write to the full disk, and gave all of them to the user."""
+    disk = RawDisk()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(disk), line_buffering=True))
+    guard_streams()
+    disk.is_full = True
+    for number in range(200):
+        print(number, file=sys.stderr)
+    disk.is_full = False
+    print("later", file=sys.stderr)
+    note = "modelpool: messages before this one are missing here: No space left on device"
+    assert disk.content.decode().splitlines() == ["0", note, "later"], "the first one was in the buffer"
 
 
 def test_the_output_for_programs_fails_by_name_once(monkeypatch: pytest.MonkeyPatch) -> None:
