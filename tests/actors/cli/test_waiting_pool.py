@@ -118,14 +118,10 @@ def test_status_and_top_show_nodes_and_why_workers_are_not_up(command: Command) 
     assert "node" in shown.out.split("gpu-0")[0]
     for text in ("box-1", WAITS, "on the-head", "pending: no node with a free GPU"):
         assert text in shown.out
-    assert "log.jsonl: not written now (File exists) on the-head" in shown.out, "status had named no event log"
+    record = "log.jsonl: not written now (File exists) on the-head"
+    assert record in shown.out, "status had named no event log"
     frame = command("top", "mine", "--once", pool=OnNodes())
-    for text in (
-        "box-1",
-        WAITS,
-        "log.jsonl: not written now (File exists) on the-head",
-        "pending: no node with a free GPU",
-    ):
+    for text in ("box-1", WAITS, record, "pending: no node with a free GPU"):
         assert text in frame.out
     alone = command("status", "mine", pool=FakePool())
     assert "node" not in alone.out.split("gpu-0")[0]
