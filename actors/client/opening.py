@@ -97,14 +97,13 @@ def start_pool(
         place = cluster.controller or controller
         start = partial(
             start_controller,
-            plan,
-            cluster.namespace,
-            cluster.name,
-            place,
-            None if session.is_local else config.models,
-            environment,
+            namespace=cluster.namespace,
+            name=cluster.name,
+            place=place,
+            models=None if session.is_local else config.models,
+            environment=environment,
         )
-        connection = RayConnection(*start())
+        connection = RayConnection(*start(plan))
         atexit.register(connection.leave)  # as `program_ends` of a pool that is joined
         opened.callback(atexit.unregister, connection.leave)
         opened.callback(connection.leave)
@@ -124,7 +123,7 @@ def start_pool(
             until = time.monotonic() + NAME_SECONDS
             while True:
                 try:
-                    connection.replace(*start())
+                    connection.replace(*start(replace(plan, has_run=True)))
                     return
                 except UserError:  # Ray has not noticed yet that the lost one's name is free
                     if time.monotonic() > until:

@@ -123,6 +123,7 @@ class PoolIdentity:
     output        for drivers that connect
     auto_batch    what its configuration says about batch sizes
     most_gpus     workers that may share a run
+    has_run       whether an earlier controller of the pool has run
     """
 
     name: str = ""
@@ -132,6 +133,7 @@ class PoolIdentity:
     output: OutputDefaults = NO_OUTPUT
     auto_batch: AutoBatch = AS_MEASURED
     most_gpus: int = 1
+    has_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ class Controller:
         self._budget_bytes, self._most_gpus = pool.budget_bytes, pool.most_gpus
         self._auto_batch = pool.auto_batch
         self._adaptive_batches = AdaptiveBatches(state)
-        self._epoch = pool.epoch
+        self._epoch, self._has_run = pool.epoch, pool.has_run
         self._name = pool.name
         self._output = pool.output
         self._node = pool.node
@@ -276,8 +278,8 @@ class Controller:
 
     async def open(self) -> None:
         """Request the workers; they start while drivers already submit. Requests that arrive before the workers of an
-        earlier controller are found wait for them. Call once. Raises OutputFailed for the event log, and UserError for
-        a model to pin, or one with settings of its own.
+        earlier controller are found wait for them. Call once. Of a pool that has not run before, raises OutputFailed
+        for the event log, and UserError for a model to pin, or one with settings of its own.
         """
         self._overview.opened()
         if self._log is not None:
@@ -288,7 +290,10 @@ class Controller:
         await self._states.archive.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
         self._has_taken_over.set()
-        for name in () if taken_over else self._models.named:
+        has_run = self._has_run or taken_over > 0
+        if not has_run:  # somebody waits for it who can name another place
+            self._recorder.require_file()
+        for name in () if has_run else self._models.named:
             found = (await self._catalog.ask(WEIGHTS, name)).model.name
             if found != name:
                 raise unusable_field("[pool.models]", name, f"the name of the model, {found}")
@@ -296,9 +301,9 @@ class Controller:
             try:
                 await self._pins.pin((model,), replicas)
             except UserError:
-                if not taken_over:
+                if not has_run:
                     raise
-                # the pool has run before: its file may be gone since
+                # its file may be gone since
                 logger.exception("model %s is not pinned again", model)
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         goes_on = [

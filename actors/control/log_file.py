@@ -60,13 +60,16 @@ class LogFile:
             self._handler.close()
 
 
-def open_log_file(path: Path, is_json: bool) -> LogFile:
-    """Append the entries of this process to the file at `path`, from level INFO. Raises OutputFailed."""
+def open_log_file(path: Path, is_json: bool, is_required: bool = True) -> LogFile:
+    """Append the entries of this process to the file at `path`, from level INFO. Raises OutputFailed if it is required;
+    otherwise each entry tries again to create it, as for a disk that takes none."""
+    handler = _LockedFile(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _LockedFile(path)
+        handler.stream = handler._open()
     except OSError as error:
-        raise OutputFailed(f"{path}: the log cannot be written ({error.strerror or error})") from error
+        if is_required:
+            handler.close()
+            raise OutputFailed(f"{path}: the log cannot be written ({error.strerror or error})") from error
     handler.setFormatter(JsonLines() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return LogFile(handler)
 
@@ -99,7 +102,7 @@ class _LockedFile(logging.handlers.RotatingFileHandler):
         self._lost, self._reason = 0, ""
         #: the entry that counts them, while it is written
         self._notice: logging.LogRecord | None = None
-        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
+        super().__init__(path, maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`. A file that somebody has removed or renamed, as log rotation does, is made again.
@@ -146,13 +149,13 @@ class _LockedFile(logging.handlers.RotatingFileHandler):
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.baseFilename), os.fstat(self.stream.fileno())):
                 return
-        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         before, self.stream = self.stream, self._open()
         with contextlib.suppress(OSError):
             before.close()
 
     def _open(self) -> TextIOWrapper:
         """See `logging.FileHandler`; also called when the file is rotated."""
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptor = os.open(self.baseFilename, flags, self._permissions)
         stream = TextIOWrapper(  # nothing in between keeps what the file does not take

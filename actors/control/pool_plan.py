@@ -124,6 +124,7 @@ class PoolPlan:
     maintenance      when and how far the pool may be disrupted on purpose
     computed_by      settings that change pixels, by name, where they differ from the defaults; for recipes
     auto_batch       what decides about the batch size "auto"
+    has_run          whether a controller of this pool has run before: no file that has gone since ends the next one
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -150,6 +151,7 @@ class PoolPlan:
     named: tuple[str, ...] = ()
     journal: Path | Literal[False] | None = False
     maintenance: MaintenanceSection = field(default_factory=MaintenanceSection)
+    has_run: bool = False
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""

@@ -5,7 +5,8 @@ Rules
    has passed. At most `MOST_WAITING` are queued; beyond that, the dispatcher waits for the file.
 2. A file is never overwritten: if it exists, the next free number is added to the name.
 3. A full or broken disk is no reason to stop a pool. `words` says why nothing is written; it is logged once. The lines
-   wait and are tried again; beyond `MOST_WAITING` the oldest are given up, and a line in their place counts them.
+   wait and are tried again; beyond `MOST_WAITING` the oldest are given up, and a line in their place counts them. So
+   it is with a file that cannot be created, if the pool has run before: a first start is refused (`require_file`).
 4. The file has whole lines: what a failed write has left of one is cut off before the next.
 """
 
@@ -50,8 +51,11 @@ class Recorder:
     def __init__(self, path: Path | None = None, config: SchedulerConfig | None = None) -> None:
         self._requested_path = path
         self._config = config or SchedulerConfig()
+        #: from `open` to `close`, if there is a path
+        self._is_recording = False
+        #: None until it can be created
         self._file: BinaryIO | None = None
-        #: the actual path, which may differ from the requested one
+        #: the actual path, which may differ from the requested one; this one until there is a file
         self.path: Path | None = None
         #: filled by one thread, emptied by another
         self._waiting: deque[tuple[Event, Sequence[Command]]] = deque()
@@ -68,14 +72,21 @@ class Recorder:
         self._lost = 0
         #: why nothing is written; "" while the disk takes the lines
         self.trouble = ""
+        self._cause = ""
 
     def open(self) -> None:
-        """Start recording. Raises OutputFailed if the file cannot be created."""
+        """Start recording. A file that cannot be created is tried again; see `require_file`."""
         if self._requested_path is not None:
-            self._file, self.path = _open_new(self._requested_path)
+            self._is_recording, self.path = True, self._requested_path
             with self._writing:
                 self._header = header_line(LogHeader(self._config, _version())).encode("ascii")
-                self._write(self._file)
+                self._write()
+
+    def require_file(self) -> None:
+        """Raise OutputFailed, and stop recording, if the file could not be created."""
+        if self._is_recording and self._file is None:
+            self._is_recording = False
+            raise OutputFailed(f"{self.path}: cannot be written ({self._cause})")
 
     @property
     def words(self) -> str:
@@ -89,7 +100,7 @@ class Recorder:
 
     def note(self, event: Event, commands: Sequence[Command]) -> None:
         """Queue an event with the core's commands."""
-        if self._file is None:
+        if not self._is_recording:
             return
         self._waiting.append((event, commands))
         if len(self._waiting) >= MOST_WAITING:
@@ -100,13 +111,13 @@ class Recorder:
         with self._writing:
             for _ in range(len(self._waiting)):
                 self._lines.append(self._formatted(*self._waiting.popleft()))
-            if self._file is not None and self._lines:
-                self._write(self._file)
+            if self._is_recording and (self._lines or self._file is None):
+                self._write()
                 self._give_up(len(self._lines) - MOST_WAITING)
 
     async def keep_writing(self, clock: Clock) -> None:
         """Write the queued entries periodically, in a thread, until cancelled."""
-        while self._file is not None:
+        while self._is_recording:
             await clock.sleep(RETRY_SECONDS if self.trouble else FLUSH_SECONDS)
             await asyncio.to_thread(self.flush)
 
@@ -115,13 +126,15 @@ class Recorder:
         self.flush()
         with self._writing:
             file, self._file = self._file, None
-            if file is None:
+            if not self._is_recording:
                 return
+            self._is_recording = False
             self._give_up(len(self._lines))
             if self.trouble:
                 logger.warning("the event log ends early: %s", self.words)
-            with contextlib.suppress(OSError):  # of file systems that write when a file is closed
-                file.close()
+            if file is not None:
+                with contextlib.suppress(OSError):  # of file systems that write when a file is closed
+                    file.close()
 
     def _formatted(self, event: Event, commands: Sequence[Command]) -> bytes:
         try:
@@ -132,9 +145,13 @@ class Recorder:
             self._lost += 1
             return gap_line(1, reason).encode("ascii")
 
-    def _write(self, file: BinaryIO) -> None:
-        """Write the lines; those that the disk does not take stay."""
+    def _write(self) -> None:
+        """Write the lines, to a new file if there is none; those that the disk does not take stay."""
         try:
+            if self._file is None:
+                assert self._requested_path is not None
+                self._file, self.path = _open_new(self._requested_path)
+            file = self._file
             self._find_end(file)
             if not self._size_bytes:
                 self._append(file, self._header)
@@ -148,9 +165,11 @@ class Recorder:
         except OSError as error:
             if not self.trouble:
                 logger.warning("the event log of the pool is not written: %s: %s", self.path, error.strerror or error)
-            self.trouble = f"not written now ({error.strerror or error})"
-            with contextlib.suppress(OSError):  # readers see whole lines; otherwise the next attempt does it
-                self._find_end(file)
+            self._cause = error.strerror or str(error)
+            self.trouble = f"not written now ({self._cause})"
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # readers see whole lines; otherwise the next attempt does it
+                    self._find_end(self._file)
             return
         if self.trouble:
             self.trouble = ""
@@ -189,14 +208,11 @@ def _version() -> str:
 
 
 def _open_new(path: Path) -> tuple[BinaryIO, Path]:
-    """Create a file at `path`, or at the first free numbered name."""
+    """Create a file at `path`, or at the first free numbered name. Raises OSError."""
     number = 1
     free = path
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while free.exists():
-            number += 1
-            free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        return open(free, "xb", buffering=0, opener=private_opener), free
-    except OSError as error:
-        raise OutputFailed(f"{free}: cannot be written ({error.strerror or error})") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return open(free, "xb", buffering=0, opener=private_opener), free

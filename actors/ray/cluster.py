@@ -147,7 +147,14 @@ class ControllerActor(Controller):
             catalog=catalog,
             worker_ids=plan.worker_ids,
             pool=PoolIdentity(
-                name, epoch, this_node(), plan.budget_bytes, plan.output, plan.auto_batch, plan.most_gpus
+                name,
+                epoch,
+                this_node(),
+                plan.budget_bytes,
+                plan.output,
+                plan.auto_batch,
+                plan.most_gpus,
+                plan.has_run,
             ),
             cluster=WatchedCluster(
                 ray_nodes,
@@ -167,7 +174,9 @@ class ControllerActor(Controller):
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
         )
         self._log_file = (
-            None if plan.log is None else open_log_file(pool_log_path(plan.log.path, name), plan.log.is_json)
+            None
+            if plan.log is None
+            else open_log_file(pool_log_path(plan.log.path, name), plan.log.is_json, is_required=not plan.has_run)
         )
         self._ray_metrics = RayMetrics(name)
         self._metrics_seconds = plan.metrics_seconds

@@ -472,6 +472,7 @@ class Desk:
         epoch: int = 0,
         traces: TraceExport | None = None,
         history: PoolHistory | None = None,
+        has_run: bool = False,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -482,7 +483,7 @@ class Desk:
             clock=self.clock,
             catalog=CatalogService(FakeCatalog, InlineExecutor()),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
-            pool=PoolIdentity("mine", epoch, budget_bytes=CAPACITY_BYTES),
+            pool=PoolIdentity("mine", epoch, budget_bytes=CAPACITY_BYTES, has_run=has_run),
             cluster=WatchedCluster(nodes, facts=ClusterFacts(nodes, needs_gpus=True)),
             records=Records(recorder, traces, history=history),
             heartbeat_seconds=heartbeat_seconds,

@@ -216,8 +216,6 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
         ),
     ]
     facts += qos_facts(now)
-    place = f" on {now.controller}" if now.controller else ""
-    facts += [("record", now.record + place)] if now.record else []
     return facts + worker_facts(now)
 
 

@@ -114,9 +114,12 @@ def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """Return what workers without a GPU and detached jobs wait for, how many jobs wait for hashes, and for each worker
-    why it is not up, that it does not answer, that its node is drained or lacks files, or its latest trouble."""
-    facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
+    """Return where the event log is and why it is not written, what workers without a GPU and detached jobs wait for,
+    how many jobs wait for hashes, and for each worker why it is not up, that it does not answer, that its node is
+    drained or lacks files, or its latest trouble."""
+    place = f" on {status.controller}" if status.controller else ""
+    facts = [("record", status.record + place)] if status.record else []
+    facts += [("GPUs", status.waiting_for)] if status.waiting_for else []
     if status.cordoned_nodes:
         named = ", ".join(f"{name} ({state})" for name, state in status.cordoned_nodes.items())
         facts.append(("out of use", f"{named}; `modelpool uncordon NODE` brings a node back"))

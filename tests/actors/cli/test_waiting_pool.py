@@ -111,15 +111,17 @@ def test_status_and_top_show_nodes_and_why_workers_are_not_up(command: Command) 
                 workers=(replace(up, node_name="box-1"), down),
                 waiting_for=WAITS,
                 controller="the-head",
-                record="log.jsonl",
+                record="log.jsonl: not written now (File exists)",
             )
 
     shown = command("status", "mine", pool=OnNodes())
     assert "node" in shown.out.split("gpu-0")[0]
     for text in ("box-1", WAITS, "on the-head", "pending: no node with a free GPU"):
         assert text in shown.out
+    record = "log.jsonl: not written now (File exists) on the-head"
+    assert record in shown.out, "status had named no event log"
     frame = command("top", "mine", "--once", pool=OnNodes())
-    for text in ("box-1", WAITS, "log.jsonl on the-head", "pending: no node with a free GPU"):
+    for text in ("box-1", WAITS, record, "pending: no node with a free GPU"):
         assert text in frame.out
     alone = command("status", "mine", pool=FakePool())
     assert "node" not in alone.out.split("gpu-0")[0]

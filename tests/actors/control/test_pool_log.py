@@ -140,6 +140,30 @@ def test_a_log_that_was_removed_or_renamed_is_made_again(tmp_path: Path) -> None
         log.close()
 
 
+def test_a_pool_that_has_run_before_starts_without_its_log_and_creates_it_once_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first start of a pool is refused."""
+    folder = tmp_path / "logs"
+    folder.write_text("no folder")
+    path, logger = folder / "pool.log", logging.getLogger(ROOT_LOGGER)
+    with pytest.raises(OutputFailed, match=r"pool\.log: the log cannot be written"):
+        open_log_file(path, is_json=False)
+    log = open_log_file(path, is_json=False, is_required=False)
+    try:
+        logger.info("one")
+        logger.info("two")
+        told = capsys.readouterr().err.splitlines()
+        assert told == [f"{path}: the log is not written now (File exists)"]
+        folder.unlink()
+        logger.info("three")
+    finally:
+        log.close()
+    lines = path.read_text().splitlines()
+    assert lines[0].endswith("WARNING 2 entries of this log lost: File exists")
+    assert lines[1].endswith("INFO three")
+
+
 def test_entries_that_a_full_disk_does_not_take_are_counted_in_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.control import recorder as recorder_module
-from modelpool.actors.control.recorder import FLUSH_SECONDS, Recorder
+from modelpool.actors.control.recorder import FLUSH_SECONDS, RETRY_SECONDS, Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.errors import OutputFailed
 from modelpool.pool.values.specs.spec import RunErrorKind, WorkerId
@@ -101,6 +101,57 @@ def test_a_place_that_cannot_be_written_stops_the_pool_from_opening(tmp_path: Pa
         await desk.controller.close()
 
     asyncio.run(talk())
+
+
+def test_a_pool_that_has_run_before_starts_without_its_event_log_and_creates_it_once_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found by a restart of a controller after the folder of its log had gone: the pool did not come back, with all
+    its jobs, until somebody repaired the disk."""
+    place = tmp_path / "logs"
+    place.write_text("no folder")
+    path = place / "pool.jsonl"
+
+    async def talk() -> None:
+        desk = await Desk(recorder=Recorder(path, CONFIG), config=CONFIG, has_run=True).open()
+        await desk.submit(request("a circle", 1))
+        assert (await desk.controller.status()).record == f"{path}: not written now (File exists)"
+        await desk.clock.advance(RETRY_SECONDS)
+        await asyncio.to_thread(desk.controller._recorder.flush)
+        assert [entry.message for entry in caplog.records if "event log" in entry.message] == [
+            f"the event log of the pool is not written: {path}: File exists"
+        ]
+        place.unlink()
+        await asyncio.to_thread(desk.controller._recorder.flush)
+        assert (await desk.controller.status()).record == str(path)
+        assert len(await desk.run_dry()) == 1
+        await desk.controller.close()
+
+    asyncio.run(talk())
+    header, entries = read_log(path)
+    assert any(isinstance(entry.event, Submitted) for entry in entries), "also what was submitted before"
+    outcome = replay(header, entries, check=True)
+    assert outcome.same, outcome
+
+
+def test_a_file_that_cannot_be_created_to_the_end_is_told_of_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps a bounded number of lines for the file, and counts the others."""
+    monkeypatch.setattr(recorder_module, "MOST_WAITING", 8)
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "log"
+    recorder = Recorder(path)
+    recorder.open()
+    ticks(recorder, 0, 20)
+    recorder.flush()
+    assert len(recorder._lines) == 8
+    assert recorder.words == f"{path}: not written now (File exists); 12 events lost"
+    recorder.close()
+    assert caplog.records[-1].message == (
+        f"the event log ends early: {path}: not written now (File exists); 20 events lost"
+    )
+    recorder.close()
 
 
 def ticks(recorder: Recorder, first: int, end: int) -> None:
