@@ -239,6 +239,8 @@ class Catalog:
         if facts.video is not None and (extent := opened.extent) is not None:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
+        if checkpoint.scales_inputs:
+            facts = replace(facts, scales_inputs=True)
         texts = text_states_of(checkpoint.family.text_set or checkpoint.family.name)
         return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent, texts)
 

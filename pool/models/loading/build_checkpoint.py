@@ -81,6 +81,11 @@ class Checkpoint:
         return self.weights.layers
 
     @property
+    def scales_inputs(self) -> bool:
+        """Whether it has a layer of which kernels scale the inputs by the largest of them."""
+        return any(layer.scales_inputs for layer in self.layers.values())
+
+    @property
     def header(self) -> Header:
         """The file's header."""
         return self.weights.header

@@ -28,6 +28,8 @@ def why_single(work: StageParams, facts: SamplingFacts) -> str:
     size depend on nothing else."""
     if isinstance(work, SampleParams) and facts.routes_tokens:
         return "its experts compute the tokens of all images of a pass together, which rounds by how many chose each"
+    if isinstance(work, SampleParams) and facts.scales_inputs:
+        return "NVFP4 layers of its file have no scale of their inputs, and scale them by all images of a pass"
     return why_alone(work)
 
 

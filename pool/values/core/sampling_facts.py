@@ -465,6 +465,7 @@ class SamplingFacts:
     routes_tokens   the values of tokens choose their experts, each of which computes the tokens of all images of a
                     forward pass in one product: it rounds by how many there are, so images have other bits beside
                     others, also in passes of one size
+    scales_inputs   of a file: kernels of its layers scale the inputs by the largest of all images of a forward pass
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -498,6 +499,7 @@ class SamplingFacts:
     sequence: SequencePlan | None = None
     not_divided: str = ""
     routes_tokens: bool = False
+    scales_inputs: bool = False
     seen_as: SeenAs | None = None
 
     @property

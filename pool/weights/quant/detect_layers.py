@@ -106,6 +106,11 @@ class QuantizedLayer:
     other: tuple[str, ...] = ()
 
     @property
+    def scales_inputs(self) -> bool:
+        """Whether kernels scale its inputs by the largest of them, from all images of a forward pass."""
+        return self.format.scales_inputs and INPUT_SCALE not in self.parts
+
+    @property
     def prefix(self) -> str:
         """Common prefix of its part names."""
         return self.key.removesuffix(WEIGHT)

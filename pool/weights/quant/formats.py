@@ -77,6 +77,7 @@ class Format:
     pads_to       rows and columns are stored padded to a multiple of this
     native_from   CUDA compute capability from which kernels compute with packed weights; None: no kernels
     can_quantize  whether weights can be quantized here; otherwise the format needs calibration elsewhere
+    scales_inputs  its kernels scale inputs by their largest value, unless the file has a scale for them
     """
 
     name: str
@@ -89,6 +90,7 @@ class Format:
     pads_to: int = 1
     native_from: tuple[int, int] | None = None
     can_quantize: bool = True
+    scales_inputs: bool = False
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -299,6 +301,7 @@ _ALL = (
         group_size=16,
         pads_to=16,
         native_from=(10, 0),
+        scales_inputs=True,
     ),
     Format(
         name="int8_tensorwise",

@@ -22,6 +22,7 @@ from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.models.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.loading.describe import describe
 from modelpool.pool.values.core.errors import BadQuantization
+from modelpool.pool.values.core.joining import why_single
 from modelpool.pool.values.core.stage_params import (
     DecodeParams,
     EncodeParams,
@@ -68,6 +69,39 @@ def quantized(tensors: dict[str, Tensor], name: str, settings: dict[str, object]
 @pytest.fixture(scope="module")
 def original() -> dict[str, Tensor]:
     return load_file(SHAPES / "models" / "shapes.safetensors")
+
+
+def test_a_file_whose_kernels_scale_inputs_by_the_pass_has_no_batch_size(
+    tmp_path: Path, original: dict[str, Tensor]
+) -> None:
+    """Found in a review: NVFP4 kernels scale inputs by the largest of all rows, unless the file has a scale for them:
+    an image had other bytes beside others, in passes of one size, too."""
+    for name, is_scaled, is_refused in (
+        ("nvfp4", False, True),
+        ("nvfp4", True, False),
+        ("float8_e4m3fn", False, False),
+    ):
+        tensors = quantized(original, name, {})
+        if is_scaled:
+            scales = {
+                key.removesuffix("weight_scale") + "input_scale": torch.ones(())
+                for key in tensors
+                if key.endswith(".weight_scale")
+            }
+            tensors |= scales
+        save_file(tensors, tmp_path / "shapes.safetensors", {"modelspec.resolution": "64x64"})
+        catalog = Catalog([tmp_path], [], "cpu")
+        facts = catalog.model_defaults(catalog.find_model("shapes")).sampling
+        work = SampleParams(
+            catalog.find_model("shapes"),
+            (),
+            OutputShape(64, 64),
+            SamplingSchedule(2, "euler", "normal"),
+            GuidanceParams(2.0),
+            1,
+        )
+        assert bool(why_single(work, facts)) == is_refused, (name, is_scaled)
+        (tmp_path / "shapes.safetensors").unlink()
 
 
 @pytest.fixture(scope="module")
