@@ -29,7 +29,7 @@ import pytest
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.client import detached_jobs
 from modelpool.actors.control.connection import CONTROLLER
-from modelpool.actors.control.detached import job_service, journal
+from modelpool.actors.control.detached import job_service, submission_journal
 from modelpool.actors.control.detached.handover import Handover
 from modelpool.actors.control.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.control.detached.left_memory import left_memory
@@ -281,7 +281,7 @@ def test_a_submission_whose_driver_has_ended_is_taken_over(service: Service, mon
     monkeypatch.setattr(detached_jobs, "FIRST_CHUNK", 2)
     monkeypatch.setattr(detached_jobs, "CHUNK", 2)
     monkeypatch.setattr(detached_jobs, "FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr(journal, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(submission_journal, "SILENCE_SECONDS", 0.05)
     texts = ['{"model": "shapes", "prompt": "a", "seed": 1}'] * 2
     service.service.begin(NewSubmission("x", str(service.out), service.pool._user, 0), "killed")
     service.service.append("x", 0, texts, "killed")
@@ -290,7 +290,7 @@ def test_a_submission_whose_driver_has_ended_is_taken_over(service: Service, mon
     service.service.append("x", 2, texts, "killed")  # it was only slow: what it sends is too late
     assert service.service.seal("x", 4, "killed").request_count == 3
     service.service.begin(NewSubmission("y", str(service.out), "", 0), "slow")
-    monkeypatch.setattr(journal, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(submission_journal, "SILENCE_SECONDS", 0.0)
     service.service.begin(NewSubmission("y", str(service.out), "", 0), "fast")
     for question in (partial(service.service.append, "y", 0, texts), partial(service.service.seal, "y", 2)):
         with pytest.raises(BeingReceived, match="another driver has taken over id 'y'"):
@@ -316,7 +316,7 @@ def test_a_begin_that_fails_drops_nothing_of_an_earlier_one(service: Service, mo
     (service.folder / "file").write_text("")
     texts = ['{"model": "shapes", "prompt": "a", "seed": 1}'] * 2
     for silence_seconds, second in ((30.0, "first"), (0.0, "second")):
-        monkeypatch.setattr(journal, "SILENCE_SECONDS", silence_seconds)
+        monkeypatch.setattr(submission_journal, "SILENCE_SECONDS", silence_seconds)
         service.service.begin(NewSubmission(second, str(service.out), "", 0), "first")
         service.service.append(second, 0, texts, "first")
         with pytest.raises(UserError, match="file"):
