@@ -339,7 +339,7 @@ def _forget_exits() -> None:
         each.atexit = False
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
-    atexit.register(util._exit_function)
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
