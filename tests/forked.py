@@ -20,9 +20,11 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from itertools import groupby
+from multiprocessing import util
 from multiprocessing.connection import Connection, Pipe, wait
 from types import FrameType
 from typing import Any, TextIO
@@ -34,6 +36,8 @@ from _pytest._io import TerminalWriter
 LOOK_SECONDS = 1.0
 #: processes have so many seconds for the fixtures of the session when the run is interrupted
 END_SECONDS = 20.0
+#: processes have so many seconds to notice Ctrl-C by themselves
+OWN_END_SECONDS = 3.0
 #: more deaths are no matter of single tests
 MOST_DEATHS = 20
 _UNIT = struct.Struct("=I")
@@ -91,6 +95,7 @@ class _Run:
         self.alive: dict[int, _Process] = {}
         self.numbers = self.deaths = self.done = 0
         self.stop = mmap.mmap(-1, 1)  # shared; processes look at it before each test
+        self.ending = mmap.mmap(-1, self.count + MOST_DEATHS + 1)  # shared; by number, whether a process ends fixtures
         self.queue, feed = os.pipe()
         with os.fdopen(feed, "wb") as file:  # a unit is four bytes, and a pipe holds at least 4 KiB
             os.set_blocking(feed, False)
@@ -110,6 +115,9 @@ class _Run:
                 self._receive()
             if self.done != len(self.session.items) and not self.stop[0]:
                 raise RuntimeError(f"{self.done} tests have ended, expected {len(self.session.items)}")
+        except KeyboardInterrupt:
+            self._wait_for_ends()
+            raise
         finally:
             self._end()
             signal.signal(signal.SIGTERM, before)
@@ -126,7 +134,7 @@ class _Run:
         if pid == 0:
             code = 1
             try:
-                atexit._clear()
+                _forget_exits()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 reader.close()
                 code = _Worker(self, writer, number).run(first)
@@ -204,10 +212,20 @@ class _Run:
         else:
             self._start(list(process.open))
 
+    def _wait_for_ends(self) -> None:
+        """Wait for processes that end by themselves: a terminal sends Ctrl-C to all, and a second one would end the
+        ends of their fixtures."""
+        self.stop[0] = 1
+        until = time.monotonic() + OWN_END_SECONDS
+        while time.monotonic() < until and not all(self.ending[each.number] for each in self.alive.values()):
+            time.sleep(0.02)
+
     def _end(self) -> None:
         """End processes that still run, as Ctrl-C does, then forcibly."""
         self.stop[0] = 1
         for process in self.alive.values():
+            if self.ending[process.number]:
+                continue
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGINT)
         until = time.monotonic() + END_SECONDS
@@ -235,7 +253,7 @@ class _Worker:
 
     def __init__(self, run: _Run, reports: Connection, number: int) -> None:
         self.session, self.config = run.session, run.config
-        self.run_, self.reports = run, reports
+        self.run_, self.reports, self.number = run, reports, number
         plugins = self.config.pluginmanager
         plugins.unregister(plugins.get_plugin("terminalreporter"))
         plugins.register(_Errors(sys.stderr), "terminalreporter")
@@ -262,6 +280,8 @@ class _Worker:
         except (BrokenPipeError, KeyboardInterrupt):  # the process that has collected is gone, or told this one to end
             return 1
         finally:
+            self.run_.ending[self.number] = 1
+            signal.signal(signal.SIGINT, _ignore)
             self.session._setupstate.teardown_exact(None)
             self.capture.stop_global_capturing()
         return 0
@@ -309,6 +329,21 @@ class _Errors:
 
     def __init__(self, file: TextIO) -> None:
         self._tw = TerminalWriter(file)
+
+
+def _forget_exits() -> None:
+    """Leave what the process that has collected does at its exit to it, and do the same here for what is made here:
+    `multiprocessing` and `weakref` register theirs once in a process, and have done so before the fork."""
+    atexit._clear()
+    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
+        each.atexit = False
+    util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, this is not what processes start with that a fixture still starts."""
 
 
 def _on_term(signum: int, frame: FrameType | None) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from tests.architecture.source_tree import ROOT
 from tests.forked import units_of
@@ -79,6 +83,30 @@ def test_waits():
     time.sleep(60)
 """
 
+LEFT = """
+import os, tempfile, time, weakref
+from multiprocessing import get_context
+from pathlib import Path
+HERE = Path(__file__).parent
+left = []
+class Made: pass
+def ends(path):
+    with open(path, "a") as file:
+        file.write("once\\n")
+made = Made()
+weakref.finalize(made, ends, str(HERE / "ends"))
+(HERE / "ends_of_import").write_text(str(HERE / "ends"))
+def test_leaves():
+    process = get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    process.start()
+    (HERE / "pid").write_text(str(process.pid))
+    folder = tempfile.mkdtemp()
+    kept = Made()
+    weakref.finalize(kept, os.rmdir, folder)
+    (HERE / "folder").write_text(folder)
+    left.extend((process, kept))
+"""
+
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
@@ -135,6 +163,39 @@ def test_the_processes_end_with_the_run(tmp_path: Path) -> None:
     assert process.returncode == 143, out
     assert not Path("/proc", pid).exists()
     assert (tmp_path / "sessions").read_text() == "ended\n", "fixtures end, too"
+
+
+def test_ctrl_c_in_a_terminal_ends_all_fixtures(tmp_path: Path) -> None:
+    """Found: a terminal sends it to all processes, and the one that has collected told the others once more, in the
+    middle of the ends of their fixtures, which left what they had started."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text(
+            PARENT.replace('"pid"', f'"pid_{name}"') + "def test_behind(): pass\n"  # else a process takes the next file
+        )
+    slowly = CONFTEST.replace("    yield\n", "    yield\n    __import__('time').sleep(1)\n")
+    (tmp_path / "conftest.py").write_text(slowly)
+    command = [sys.executable, "-m", "pytest", "-q", "--forks", "3", str(tmp_path)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while len(list(tmp_path.glob("pid_*"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate()
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, out
+    assert (tmp_path / "sessions").read_text() == 3 * "ended\n"
+
+
+def test_what_tests_leave_ends_with_their_process(tmp_path: Path) -> None:
+    """Found: processes of `multiprocessing` that a test left, which end with their parent, outlived the run."""
+    (tmp_path / "test_a.py").write_text(LEFT)
+    done = run(tmp_path, "--forks", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+    assert not Path((tmp_path / "folder").read_text()).exists()
+    assert Path((tmp_path / "ends_of_import").read_text()).read_text() == "once\n", "of the process that has collected"
 
 
 def test_files_are_units_in_their_order() -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.source_tree import (
@@ -17,6 +18,7 @@ from tests.architecture.source_tree import (
     TORCH_FREE,
     Module,
     product_modules,
+    syntax,
 )
 from tests.architecture.source_tree import (
     test_modules as all_test_modules,
@@ -101,6 +103,52 @@ def test_imports_inside_of_all_statements_are_found(tmp_path: Path) -> None:
     path = tmp_path / "planted.py"
     path.write_text("\n".join(lines))
     assert Module(path).imports == {"a.b", "d.e", *"cdfghijmn"}
+
+
+def test_every_import_of_this_repository_names_something_in_it() -> None:
+    """Found: six files of tests imported a module by its former name, `from folder import module`."""
+    modules = [*product_modules(), *all_test_modules()]
+    assert not sorted(f"{module.place}: {name}" for module in modules for name in _missing(module.imports))
+
+
+def test_an_import_of_a_module_that_is_not_there_is_found() -> None:
+    there = {"modelpool.ModelPool", "modelpool.actors", "modelpool.pool.values.core.errors.UserError", "torch.x"}
+    missing = {"modelpool.actors.control.gone", "modelpool.gone", "tests.gone.module", "tests.tiers.module.name"}
+    assert _missing(there | missing) == missing
+
+
+def _missing(names: Iterable[str]) -> set[str]:
+    """Names of this repository without a module. Names in a module are left to the types."""
+    return {name for name in names if name.split(".")[0] in ("modelpool", "tests") and not _is_there(name)}
+
+
+@cache
+def _is_there(name: str) -> bool:
+    if name.startswith(tuple(f"modelpool.{package}." for package in PACKAGES)):
+        name = name.removeprefix("modelpool.")
+    if name in (f"modelpool.{package}" for package in PACKAGES):
+        return True
+    path = ROOT.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file() or path.parent.with_suffix(".py").is_file():
+        return True
+    return path.name in _names_of_package(path.parent)
+
+
+@cache
+def _names_of_package(folder: Path) -> frozenset[str]:
+    """Names that a package has besides its modules: what it imports and defines, and the texts of lazy ones."""
+    file = folder / "__init__.py"
+    found: set[str] = set()
+    for node in ast.walk(syntax(file)) if file.is_file() else ():
+        if isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return frozenset(found)
 
 
 def test_only_actors_and_scripts_import_ray() -> None:
