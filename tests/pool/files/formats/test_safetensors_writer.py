@@ -7,6 +7,7 @@ not; a failure at any byte leaves nothing, and what was there before as it was.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
