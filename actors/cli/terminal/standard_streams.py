@@ -6,6 +6,7 @@ A closed pipe (`modelpool ... | head`) ends a command as ever.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import sys
 from types import TracebackType
@@ -18,7 +19,7 @@ class StdoutFailed(OutputFailed):
     """The standard output of a command that cannot be written."""
 
 
-class _Guarded:
+class _Guarded(abc.ABC):
     """A text stream with another answer to a failed write. All else is of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -68,8 +69,9 @@ class _Guarded:
     def _flushed(self) -> None:
         self._stream.flush()
 
+    @abc.abstractmethod
     def _failed(self, error: OSError) -> None:
-        raise NotImplementedError
+        """Answer a failed write."""
 
 
 class _ForPrograms(_Guarded):

@@ -192,8 +192,8 @@ class TaskCollector:
         )
 
     def text_batch(self, work: EncodeParams, is_usual: bool) -> int:
-        """Return the batch size of the encoding of a text, as in `EncodeParams`, which `is_usual` says whether it is
-        usual, as in `TokenizedPrompt`. Another text runs alone: few are as long, and a pass of one would be padded."""
+        """Return the batch size of an encode, as in `EncodeParams`; `is_usual` as in `TokenizedPrompt`. A text that is
+        not usual runs alone: few are as long, and its pass would be padding."""
         return self._batch_size if self._batch_size > 1 and is_usual and not why_alone(work) else 0
 
     def __contains__(self, task_id: TaskId) -> bool:

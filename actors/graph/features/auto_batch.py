@@ -94,19 +94,19 @@ def _largest_sampled(graph: JobGraph, kind: BatchKind) -> tuple[int, int]:
 def _fits(graph: JobGraph, size: int, room_bytes: int) -> bool:
     """Whether passes of `size` keep as much of the weights on a GPU as single ones do, and fit in any case."""
     weights = {spec.key: spec.weight_bytes for spec in graph.components}
-    shows_texts = any(task.batch_size > 1 for task in graph.job.tasks)
+    has_size = any(task.batch_size > 1 for task in graph.job.tasks)
     return all(
-        _task_fits(task, size if _is_in_passes(graph.works[task.task_id], shows_texts) else 1, room_bytes, weights)
+        _task_fits(task, size if _is_in_passes(graph.works[task.task_id], has_size) else 1, room_bytes, weights)
         for task in graph.job.tasks
         if task.together
     )
 
 
-def _is_in_passes(work: StageParams, shows_texts: bool) -> bool:
-    """Whether tasks like `work` may run in passes of the batch size of their request. `shows_texts`: the texts that do
-    have a size, as the graph was built with one."""
+def _is_in_passes(work: StageParams, has_size: bool) -> bool:
+    """Whether tasks like `work` may run in passes of the batch size of their request. `has_size`: the graph was built
+    with one, so that texts in passes have it."""
     if isinstance(work, EncodeParams):
-        return work.batch_size > 1 or not shows_texts
+        return work.batch_size > 1 or not has_size
     return isinstance(work, SampleParams) or (isinstance(work, DecodeParams) and work.gains_in_passes)
 
 

@@ -36,7 +36,7 @@ _MOST_TITLES = 256
 class ComfyFamily:
     """A family of models, as nodes see it.
 
-    facts       its sampling facts; those of a plain model for an unknown title
+    facts       its sampling facts; the facts of a plain model for an unknown title
     comfyui     its class in ComfyUI; empty for none
     has_second  a second model, a part of it in ComfyUI's workflows, predicts without a text
     clip_only   all of its text encoders are CLIP's

@@ -44,8 +44,8 @@ _USUAL_RATE = 25.0
 _NODE_NAMES: Mapping[str, str] = MappingProxyType(
     {"time_signature": "timesignature", "key_scale": "keyscale", "lyrics_language": "language"}
 )
-#: ComfyUI's classes of transformers with attention of another name than that of which UNetTemporalAttentionMultiply
-#: scales the last layer, so that the node changes nothing
+#: ComfyUI's classes of transformers with other names of attention layers: UNetTemporalAttentionMultiply finds none of
+#: them, so that the node changes nothing
 _OTHER_ATTENTION = ("WAN", "HunyuanVideo", "Flux", "QwenImage", "GenmoMochi")
 #: ComfyUI's classes of transformers with blocks of one kind, of which its nodes skip those that they call double
 _BLOCKS_OF_ONE_KIND = ("WAN", "QwenImage", "SD3", "LTX", "GenmoMochi")

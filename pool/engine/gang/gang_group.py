@@ -184,9 +184,9 @@ class GangGroup:
     def _note_coming(self, store: PrefixStore, coming: set[int]) -> None:
         """Add the members that have said that they come; raise GangBroken if the process of one has ended."""
         for rank in range(self.gang.degree):
-            if rank not in coming and rank != self.gang.rank and (told := announced(store, rank)):
+            if rank not in coming and rank != self.gang.rank and (notice := announced(store, rank)):
                 coming.add(rank)
-                pid, start = json.loads(told)
+                pid, start = json.loads(notice)
                 if process_start(pid) == start:  # of this machine
                     self._processes[rank] = pid, start
         if ended := tuple(rank for rank, why in self._absent().items() if why is _ENDED):

@@ -195,7 +195,7 @@ _NAMES = fam.LayoutNames(
 _T2V = fam.Family(
     name="wan_t2v",
     title="Wan text-to-video",
-    detect=fam.Detection(WAN, fam.anything, "WAN21_T2V"),
+    detect=fam.Detection(WAN, fam.having(model_type="t2v", in_dim=16, out_dim=16), "WAN21_T2V"),
     build=fam.ModelBuild(
         "WanTransformer3DModel",
         config,

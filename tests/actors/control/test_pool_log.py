@@ -42,7 +42,7 @@ from modelpool.scheduler.model.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from tests.actors.full_disk import full_after
+from tests.full_disk import full_after
 
 WORKER = WorkerId("gpu-0")
 JOB = JobSpec(JobId("5f-0"), (), TaskId("decode-1"), user=UserId("ann"))

@@ -18,7 +18,7 @@ from modelpool.scheduler.simulator.record.event_log import LogEntry, LogHeader, 
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from modelpool.scheduler.simulator.record.replay import replay
 from tests.actors.fake_fleet import Desk, dialogue, settle
-from tests.actors.full_disk import full_after
+from tests.full_disk import full_after
 
 CONFIG = SchedulerConfig(window=24)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from modelpool.pool.inference.sampling.noise import ImageNoise
 from modelpool.pool.models.components.diffusion.adapted_modules import WanReferenceTransformer3DModel
 from modelpool.pool.models.components.diffusion.build_diffusion_model import plan_diffusion_model
-from modelpool.pool.values.core.errors import UnusableField
+from modelpool.pool.values.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.values.specs.spec import Role
 from tests.pool.families.test_seen_wan import FIELDS, FRAMES, HEIGHT, SEED, STEPS, WIDTH, _latent_of, image
 from tests.pool.families.test_videos_from_images import CONCATENATED
@@ -118,4 +118,5 @@ def test_files_are_recognised_by_their_channels_and_the_convolution(channels: in
     assert plan.recognised.name == name
     assert plan.config["reference_channels"] == channels
     without = {key: shape for key, shape in shapes.items() if not key.startswith("ref_conv.")}
-    assert plan_diffusion_model(without).recognised.name not in (name, "wan21_fun_control")
+    with pytest.raises(UnknownArchitecture, match="recognised as Wan, of unknown sizes"):
+        plan_diffusion_model(without)

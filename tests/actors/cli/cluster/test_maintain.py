@@ -64,7 +64,7 @@ def workers(pool):
 with ModelPool.connect() as pool:
     pool.wait_ready(120)
     (node,) = pool.status().nodes.values()
-    jobs = pool.submit_detached(requests(0, 30), output=folder / "disturbed")
+    jobs = pool.submit_detached(requests(0, 60), output=folder / "disturbed")
     until(lambda: jobs.progress().record.succeeded > 1, "it begins")
 
     assert run(["cordon", "gpu-0", "--pool", "mine"]) == 0
@@ -106,7 +106,7 @@ with connected() as pool:
     print("drained")
     assert run(["uncordon", node[:9], "--pool", "mine"]) == 0
     for each in (jobs, more, later):
-        each.wait(120)
+        each.wait(180)
         assert {one.outcome.value for one in each.outcomes()} == {"succeeded"}
     for place in ("nowhere", ""):
         try:
@@ -115,7 +115,7 @@ with connected() as pool:
             assert node in str(problem) and "gpu-0, gpu-1" in str(problem), problem
         else:
             raise AssertionError("a place that is nowhere")
-    pool.submit_detached(requests(0, 30), output=folder / "calm").wait(120)
+    pool.submit_detached(requests(0, 60), output=folder / "calm").wait(180)
     print("done")
 """
 
@@ -137,7 +137,7 @@ def test_a_pool_is_maintained_while_it_works(tmp_path, monkeypatch) -> None:
         steps = ["cordoned", "remembered", "restarted", "drained", "done"]
         assert [line for line in used.stdout.splitlines() if line in steps] == steps, used.stdout + used.stderr
         assert "request 1 node" in used.stdout, "work that no worker takes is worth a node"
-        require_equal_once(tmp_path / "disturbed", tmp_path / "calm", 30)
+        require_equal_once(tmp_path / "disturbed", tmp_path / "calm", 60)
     finally:
         assert stop_running_pool("mine") == started
 

@@ -14,7 +14,7 @@ import pytest
 from modelpool.actors.outputs.results import packed_list
 from modelpool.actors.outputs.results.packed_list import CHUNK_ITEMS, MOST_UNPACKED, PackedList
 from modelpool.actors.request.requests import GenerateRequest
-from tests.actors.full_disk import full_after
+from tests.full_disk import full_after
 
 MANY = CHUNK_ITEMS * (MOST_UNPACKED + 3) + 5
 

@@ -291,6 +291,14 @@ def test_a_known_architecture_of_unknown_sizes_says_so() -> None:
     assert (found.name, found.title) == ("", "a UNet of latent diffusion, of unknown sizes")
 
 
+def test_a_wan_of_other_channels_is_none_of_the_families() -> None:
+    """Found in a review: what no other row took was text-to-video of Wan 2.1, whatever latents it reads and makes."""
+    for channels in (32, 100):
+        found = recognise_diffusion(changed("wan21_t2v_14b", patch_embedding__weight=(5120, channels, 1, 2, 2)))
+        assert found is not None
+        assert found.name == "", (channels, found.name)
+
+
 def test_a_tensor_that_cannot_be_is_named_with_the_model() -> None:
     with pytest.raises(
         UnknownArchitecture, match=r"those of Flux, but: tensor 'img_in.weight': found shape \(3072,\), expected 2 dim"

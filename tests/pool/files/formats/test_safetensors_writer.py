@@ -7,9 +7,7 @@ not; a failure at any byte leaves nothing, and what was there before as it was.
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +19,7 @@ from safetensors import safe_open
 from modelpool.pool.files.formats.safetensors_file import DTYPE_BITS, read_header, stored_bytes
 from modelpool.pool.files.formats.safetensors_writer import TensorToWrite, write_safetensors
 from modelpool.pool.values.core.errors import OutputFailed, UnusableField
+from tests.full_disk import full_after
 
 #: types that the library's torch side reads
 _READ_BY_TORCH = ("BOOL", "U8", "I8", "F8_E4M3", "I16", "F16", "BF16", "F32", "I64", "F64")
@@ -86,22 +85,11 @@ def test_two_of_a_name_and_metadata_that_are_no_texts_are_refused(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@contextmanager
-def no_file_beyond(size_bytes: int) -> Iterator[None]:
-    """The system refuses to write more into a file, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("room_bytes", [0, 100, 9000])
 def test_a_full_disk_leaves_nothing_and_what_was_there(tmp_path: Path, room_bytes: int) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"before")
-    with no_file_beyond(room_bytes), pytest.raises(OutputFailed, match=r"a\.safetensors: cannot be written: File too"):
+    with full_after(room_bytes), pytest.raises(OutputFailed, match=r"a\.safetensors: cannot be written: File too"):
         write_safetensors(path, [of(str(i), "F32", 1000) for i in range(4)], overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
     assert path.read_bytes() == b"before"
