@@ -42,6 +42,8 @@ NOT_COMPILED = (
     "scheduler/core/history.py",
     "scheduler/core/snapshot.py",
 )
+#: compiled classes from which classes that stay Python derive, which mypyc refuses otherwise, by their module
+BASES_OF_PYTHON = {"pool/values/specs/wire_value.py": "WireValue"}
 #: the library that the compiled modules share: inside a package, because packages are what is shipped to other nodes
 LIBRARY = "modelpool.scheduler.compiled"
 COMPILER = "mypy>=2"
@@ -98,7 +100,9 @@ class BuildCore(build_ext):
         shutil.copytree("modelpool", sources / "modelpool", ignore=shutil.ignore_patterns("__pycache__"))
         for module in modules:
             source = (sources / module).read_text(encoding="utf-8")
-            (sources / module).write_text(with_constructors(source), encoding="utf-8")
+            source = with_constructors(source)
+            base = BASES_OF_PYTHON.get(Path(module).relative_to("modelpool").as_posix())
+            (sources / module).write_text(with_python_subclasses(source, base) if base else source, encoding="utf-8")
         # without debug symbols of the C code, which nobody steps through: half of the time of the compiler
         with chdir(sources):  # tracebacks name the files relative to it
             found = mypycify(
@@ -153,6 +157,25 @@ def with_constructors(source: str) -> str:
     for (begin, end), (lost_lines, new) in sorted(parts.items(), reverse=True):
         text = text[:begin] + new + b"\n" * lost_lines + text[end:]
     return text.decode()
+
+
+def with_python_subclasses(source: str, name: str) -> str:
+    """Return the source of a module in which classes that stay Python may derive from its class `name`.
+
+    Three lines without code above the class are replaced, so that lines keep their numbers. Raises ValueError without.
+    """
+    lines = source.splitlines(keepends=True)
+    place = next((at for at, line in enumerate(lines) if line.startswith(f"class {name}")), 0)
+    above = [line.strip() for line in lines[max(place - 3, 0) : place]]
+    if len(above) < 3 or any(line and not line.startswith("#") for line in above):
+        raise ValueError(f"class {name}: found {above} above it, expected three lines that are blank or comments")
+    # read by mypyc alone: mypy_extensions is not there at run time
+    lines[place - 3 : place] = [
+        "from typing import TYPE_CHECKING\n",
+        "if TYPE_CHECKING: from mypy_extensions import mypyc_attr\n",
+        "@mypyc_attr(allow_interpreted_subclasses=True)\n",
+    ]
+    return "".join(lines)
 
 
 def _unfrozen_dataclass(node: ast.ClassDef) -> ast.expr | None:

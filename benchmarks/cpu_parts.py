@@ -11,11 +11,11 @@ PARTS = {
     "ray::ControllerActor": "controller",
     "ray::JobServiceActor": "job service",
     "ray::GpuWorkerActor": "workers",
+    "raylet/raylet --": "raylet",
     "ray::": "other actors",
     "catalog_main": "catalog",
     "fork_client": "fork clients",
     "fork_server": "fork server, processes that are starting",
-    "ray/raylet/raylet": "raylet",
     "gcs_server": "control service (GCS)",
     "/ray/": "Ray's other processes",
 }

@@ -5,6 +5,7 @@ It is built here once, from the sources as they are, into a folder of its own.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import math
@@ -74,6 +75,7 @@ from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.record.replay import Replayed
 from modelpool.scheduler.simulator.workloads.generators import poisson
+from tests.architecture.source_tree import PACKAGES, product_modules, statements, syntax
 from tests.scheduler.decided import Stream, answer
 from tests.simulation.worlds import mix
 
@@ -262,13 +264,38 @@ def require_told(compiled: Path) -> None:
         assert ("scheduler compiled" in done.stdout) == is_compiled
 
 
+#: prints the bytes of an image of a pool
+IMAGE = """
+import sys
+from modelpool import ModelPool
+with ModelPool.start(device="cpu", workers=1, models=sys.argv[1], address="local") as pool:
+    image = pool.generate("a red circle", model="shapes", seed=3, steps=2, width=64, height=64, output=False)
+    print("bytes", image.pixels.tobytes().hex())
+"""
+
+
+def require_images(compiled: Path) -> None:
+    """A pool starts and makes the image of the Python core: messages that stay Python derive from compiled classes."""
+    said = []
+    for place in (compiled, ROOT):
+        environment = {**os.environ, "PYTHONPATH": str(place), "XDG_STATE_HOME": str(compiled.parent)}
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        command = [sys.executable, "-P", "-c", IMAGE, str(ROOT / "examples" / "shapes" / "models")]
+        done = subprocess.run(command, cwd=compiled, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        said += [line for line in done.stdout.splitlines() if line.startswith("bytes")]
+    assert len(said) == 2
+    assert said[0] == said[1]
+
+
 @pytest.mark.slow
-@pytest.mark.nightly(usually="tests/scheduler/test_compiled.py")  # the modules of the table, and messages
+@pytest.mark.nightly(usually="tests/scheduler/test_compiled.py")  # the modules of the table, messages, and their bases
 def test_the_compiled_core_answers_as_the_python_one(compiled: Path, streams: dict[str, Stream]) -> None:
     """To the last bit of every number: the log is text. One test, so that it is built once wherever tests are shared
     out."""
     require_files(compiled)
     require_told(compiled)
+    require_images(compiled)
     answers = answers_of(compiled, streams)
     for name, stream in streams.items():
         expected, found = answer(stream), answers[name]
@@ -317,6 +344,43 @@ def test_the_table_names_modules_that_there_are() -> None:
         assert any((ROOT / folder).glob("*.py")), folder
     for name in setup.NOT_COMPILED:
         assert (ROOT / name).is_file(), name
+
+
+def test_python_classes_derive_from_the_compiled_bases_that_allow_it() -> None:
+    """mypyc refuses others when the module is imported. Found by trying: no pool started with the compiled core."""
+    setup, compiled = setup_file(), modules()
+    allowed = {
+        ("modelpool." + place.removesuffix(".py").replace("/", "."), name)
+        for place, name in setup.BASES_OF_PYTHON.items()
+    }
+    derived = set()
+    for module in product_modules(*PACKAGES):
+        if module.name in compiled or compiled.isdisjoint(module.imports):
+            continue
+        inside = list(statements(syntax(module.path)))
+        imported = {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in inside
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        bases = [base for node in inside if isinstance(node, ast.ClassDef) for base in node.bases]
+        found = (imported.get(base.id, ("", "")) for base in bases if isinstance(base, ast.Name))
+        derived |= {base for base in found if base[0] in compiled}
+    assert derived == allowed
+
+
+def test_a_base_of_python_classes_keeps_its_lines() -> None:
+    """What the build writes above it takes the place of blank lines and a comment."""
+    setup = setup_file()
+    for place, name in setup.BASES_OF_PYTHON.items():
+        source = (ROOT / place).read_text(encoding="utf-8")
+        built = setup.with_python_subclasses(source, name)
+        changed = [(a, b) for a, b in zip(source.splitlines(), built.splitlines(), strict=True) if a != b]
+        assert len(changed) == 3
+        assert changed[-1][1].startswith("@mypyc_attr")
+    with pytest.raises(ValueError, match="class A: found"):
+        setup.with_python_subclasses("import x\nclass A:\n    pass\n", "A")
 
 
 @pytest.mark.parametrize(("command", "is_compiled"), [("bdist_wheel", True), ("editable_wheel", False)])

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook, register_module_forward_pre_hook
 from torch.utils import backend_registration
+from torch.utils.hooks import RemovableHandle
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -104,6 +107,25 @@ def constant_when_compiled(function: _Function) -> _Function:
     return function
 
 
+def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module as `nn.Module.__call__` does, which takes two calls of Python functions and twice the time.
+
+    Only a module with hooks, in a process with hooks of all modules, or with a compiled forward takes torch's way.
+    While torch compiles a graph, it does not come here.
+    """
+    held = module.__dict__
+    if (
+        held["_forward_hooks"]
+        or held["_forward_pre_hooks"]
+        or held["_backward_hooks"]
+        or held["_backward_pre_hooks"]
+        or module._compiled_call_impl is not None
+        or _has_any_global_hook()
+    ):
+        return nn.Module.__call__(module, *args, **kwargs)
+    return module.forward(*args, **kwargs)
+
+
 @dataclass(frozen=True, slots=True)
 class CompileErrors:
     """Errors of a function that torch.compile made, raised before the function computes anything.
@@ -154,6 +176,7 @@ def self_test() -> None:
     _check("a wrapper tensor keeps its metadata and sends operations to Python", _wrapper_works())
     _check("an attribute of a storage lives exactly as long as the storage", _storage_attribute_lives())
     _check("the order of attention kernels can be set", _attention_order_is_set())
+    _check("hooks of a module are where its calls look for them", _hooks_are_found())
     _check("the out-of-tree device type has a name", isinstance(python_backend_name(), str))
 
 
@@ -177,6 +200,26 @@ def _attention_order_is_set() -> bool:
     found = list(torch._C._get_sdp_priority_order())
     set_attention_order(before)
     return found[:2] == wanted[:2] and list(torch._C._get_sdp_priority_order()) == before
+
+
+def _hooks_are_found() -> bool:
+    """Whether `call_module` calls each kind of hook of a forward, and a compiled forward. Backward hooks are kept as
+    these are, and need autograd, which starts threads."""
+    seen: list[str] = []
+
+    def called(register: Callable[[nn.Module], Any]) -> None:
+        module = nn.Identity()
+        handle = register(module)
+        call_module(module, torch.ones(1))
+        if isinstance(handle, RemovableHandle):
+            handle.remove()
+
+    called(lambda m: m.register_forward_hook(lambda *_: seen.append("after")))
+    called(lambda m: m.register_forward_pre_hook(lambda *_: seen.append("before")))
+    called(lambda m: register_module_forward_pre_hook(lambda *_: seen.append("of all")))
+    called(lambda m: setattr(m, "_compiled_call_impl", lambda x: seen.append("compiled")))
+    called(lambda m: None)
+    return seen == ["after", "before", "of all", "compiled"]
 
 
 def _storage_attribute_lives() -> bool:

@@ -39,6 +39,7 @@ def evolve(value: _T, /, **changes: Any) -> _T:
     return evolved
 
 
+# The build of the compiled scheduler lets Python classes derive from it (setup.py): most messages are Python.
 class WireValue:
     """A dataclass that is pickled as its constructor arguments, in order.
 

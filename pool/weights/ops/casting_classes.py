@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.devices.torch_api.torch_private import call_module
 from modelpool.pool.weights.ops.cast import WeightFunction
 from modelpool.pool.weights.ops.context import check_interrupt, current
 from modelpool.pool.weights.ops.convolution import conv3d, installed_torch_has_conv3d_fault
 from modelpool.pool.weights.ops.deferred import deferred_cast
-from modelpool.pool.weights.ops.layers import FORWARDS
+from modelpool.pool.weights.ops.layers import FORWARDS, WEIGHTLESS_FORWARDS
 
 #: attribute of an instance with its weight functions: a dictionary from parameter name to an ordered tuple
 FUNCTIONS_ATTRIBUTE = "_weight_functions"
@@ -99,8 +100,10 @@ def casting_class(cls: type[nn.Module], has_weight: bool) -> type[nn.Module]:
     class name.
     """
     members: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    forward = FORWARDS.get(cls.forward)
-    if forward is not None and has_weight:
+    if cls.__call__ is nn.Module.__call__:
+        members["__call__"] = call_module
+    forward = FORWARDS.get(cls.forward) if has_weight else WEIGHTLESS_FORWARDS.get(cls.forward)
+    if forward is not None:
         members["forward"] = forward
     if getattr(cls, "_conv_forward", None) is nn.Conv3d._conv_forward and installed_torch_has_conv3d_fault():
         members["_conv_forward"] = conv3d

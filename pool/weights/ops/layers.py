@@ -93,7 +93,9 @@ def _conv_transpose(function: Callable[..., Tensor], num_dims: int) -> Callable[
 def _group_norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
     check_interrupt()
     weight, bias = _weights(self, x)
-    return F.group_norm(x, self.num_groups, weight, bias, self.eps)
+    if x.numel() == self.num_groups:  # torch's function refuses groups of one value, at three times the price
+        return F.group_norm(x, self.num_groups, weight, bias, self.eps)
+    return torch.group_norm(x, self.num_groups, weight, bias, self.eps, torch.backends.cudnn.enabled)
 
 
 def _layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -123,6 +125,13 @@ def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = 
     return gather_rows(table, ids, dtype)
 
 
+def _dropout(self: nn.Dropout, x: Tensor) -> Tensor:
+    """Return the input, as torch does outside of training, without a call of the dispatcher."""
+    return F.dropout(x, self.p, True, self.inplace) if self.training else x
+
+
+#: torch's forward -> the replacement, of layers without weights
+WEIGHTLESS_FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType({nn.Dropout.forward: _dropout})
 #: torch's forward -> the replacement
 FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {

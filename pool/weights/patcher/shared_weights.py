@@ -23,6 +23,7 @@ from modelpool.pool.devices.copy_streams import Event
 from modelpool.pool.values.core.errors import PatchFailed
 from modelpool.pool.values.core.lru_cache import LruCache
 from modelpool.pool.values.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, ComponentUse, Role
+from modelpool.pool.weights.ops.attention_signatures import remember_signatures
 from modelpool.pool.weights.ops.cast import apply_weight_functions
 from modelpool.pool.weights.ops.casting_classes import set_weight_functions, swap_to_casting
 from modelpool.pool.weights.ops.context import without_uploader
@@ -145,6 +146,7 @@ class SharedWeights:
         #: context of each weight change during a run
         self._change_context: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
+        remember_signatures(module)
         compiler = self.tools.compiler if role.is_diffusion_model else None
         #: None if no block is ever compiled
         self.compiled = None if compiler is None else CompiledBlocks(module, device, form.compute_dtype, compiler)

@@ -8,10 +8,13 @@ classes, copies and state dictionaries survive, interrupts end a run, and nothin
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfers import TransferLedger
@@ -190,3 +193,43 @@ def test_an_embedding_that_would_write_to_its_table_is_refused() -> None:
     swap_to_casting(table)
     with pytest.raises(NotImplementedError, match="max_norm"):
         table(torch.tensor([1]))
+
+
+def test_every_hook_of_a_casting_module_is_called() -> None:
+    """Modules without hooks are called past torch's own way; one with a hook of any kind is not."""
+    seen: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_, **__: seen.append(name)
+
+    registers: dict[str, Callable[[nn.Module], Any]] = {
+        "before": lambda m: m.register_forward_pre_hook(note("before")),
+        "before, with keywords": lambda m: m.register_forward_pre_hook(note("before, with keywords"), with_kwargs=True),
+        "after": lambda m: m.register_forward_hook(note("after")),
+        "after, always": lambda m: m.register_forward_hook(note("after, always"), always_call=True),
+        "backward": lambda m: m.register_full_backward_hook(note("backward")),
+        "before backward": lambda m: m.register_full_backward_pre_hook(note("before backward")),
+        "of all modules": lambda m: module_hooks.register_module_forward_hook(note("of all modules")),
+    }
+    for name, register in registers.items():
+        layer = nn.Linear(2, 2)
+        swap_to_casting(layer)
+        plain = layer(torch.ones(1, 2))
+        assert not seen
+        handle = register(layer)
+        called = layer(torch.ones(1, 2, requires_grad=True))
+        called.sum().backward()
+        handle.remove()
+        assert torch.equal(called, plain)
+        assert seen == [name]
+        seen.clear()
+
+
+def test_a_class_that_is_called_in_its_own_way_stays_so() -> None:
+    class Twice(nn.Identity):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(super().__call__(x) * 2)
+
+    module = Twice()
+    swap_to_casting(module)
+    assert module(torch.ones(1)).item() == 2

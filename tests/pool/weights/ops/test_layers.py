@@ -108,6 +108,25 @@ def test_the_input_says_the_dtype_of_stock_layers() -> None:
         assert torch.equal(layer(x.double()), expected)
 
 
+def test_a_dropout_drops_in_training_alone() -> None:
+    layer, x = nn.Dropout(0.5), torch.ones(64)
+    swap_to_casting(layer)
+    assert layer.eval()(x) is x
+    dropped = layer.train()(x)
+    assert set(dropped.tolist()) == {0.0, 2.0}
+
+
+def test_a_group_of_one_value_is_refused_as_by_torch() -> None:
+    """Its normalized value would be the bias, whatever the input is."""
+    layer, x = nn.GroupNorm(6, 6), torch.randn(1, 6, 1, 1)
+    with pytest.raises(ValueError, match="more than 1 value") as torchs:
+        layer(x)
+    swap_to_casting(layer)
+    with pytest.raises(ValueError, match="more than 1 value") as ours:
+        layer(x)
+    assert str(ours.value) == str(torchs.value)
+
+
 @pytest.mark.parametrize("storage", [torch.float32, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_an_embedding_gives_the_dtype_that_is_asked_for(storage: torch.dtype) -> None:
     table, ids = rounded(LAYERS["embedding"], storage)

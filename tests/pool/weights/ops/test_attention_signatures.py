@@ -1,0 +1,101 @@
+"""Attention processors are inspected once: a model calls them as before, and the inspection is over before its first
+step."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modelpool.pool.weights.ops.attention_signatures import remember_signatures
+from tests.pool.families.tiny_transformers import FAMILIES
+
+
+class Processor:
+    """A processor of a class that nothing else uses."""
+
+    def __call__(self, attention: nn.Module, hidden_states: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Return the states times `scale`."""
+        return hidden_states * scale
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = Processor()
+
+
+def tiny_unet() -> tuple[nn.Module, dict[str, Any]]:
+    """A UNet with one attention, and the inputs of a call."""
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=8,
+        attention_head_dim=2,
+    )
+    given = {"sample": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([3.0])}
+    return unet.eval(), {**given, "encoder_hidden_states": torch.randn(1, 5, 8)}
+
+
+def test_the_signature_is_unchanged_and_found() -> None:
+    module = Attending()
+    before = inspect.signature(module.processor.__call__)
+    remember_signatures(module)
+    remember_signatures(module)
+    assert inspect.signature(module.processor.__call__) == before
+    assert inspect.signature(Processor.__call__) is Processor.__call__.__signature__  # type: ignore[attr-defined]
+
+
+def test_a_step_inspects_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What inspects a function slowly is counted; a diffusers that asks in another way makes this test fail."""
+    unet, inputs = tiny_unet()
+    inspected: list[Any] = []
+    original = inspect._signature_from_function  # type: ignore[attr-defined]
+
+    def counted(cls: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        inspected.append(function)
+        return original(cls, function, *args, **kwargs)
+
+    monkeypatch.setattr(inspect, "_signature_from_function", counted)
+    processor = next(
+        m for m in unet.modules() if isinstance(m, diffusers.models.attention_processor.Attention)
+    ).processor
+    monkeypatch.delattr(type(processor).__call__, "__signature__", raising=False)
+    with torch.inference_mode():
+        expected = unet(**inputs).sample
+        assert inspected, "diffusers inspects processors in each call"
+        remember_signatures(unet)
+        inspected.clear()
+        assert torch.equal(unet(**inputs).sample, expected)
+    assert not inspected
+
+
+def test_arguments_that_a_processor_does_not_take_are_still_named(caplog: pytest.LogCaptureFixture) -> None:
+    unet, inputs = tiny_unet()
+    remember_signatures(unet)
+    diffusers.utils.logging.enable_propagation()
+    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+        unet(**inputs, cross_attention_kwargs={"no_such_argument": 1})
+    assert "no_such_argument" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # a class of diffusers that diffusers uses
+def test_processors_of_transformers_are_found() -> None:
+    """Classes of their own, with processors of their own."""
+    missed = []
+    for family in FAMILIES.values():
+        module = family.model()
+        remember_signatures(module)
+        for kind in {type(held) for m in module.modules() if (held := m.__dict__.get("processor")) is not None}:
+            if not hasattr(kind.__call__, "__signature__"):
+                missed.append((family.name, kind.__name__))
+    assert not missed
