@@ -35,8 +35,8 @@ PYTHON_ONLY = (
     "--deselect=tests/scheduler/core/test_take_over.py::test_a_takeover_is_recorded_and_replayed",
     "--deselect=tests/scheduler/decisions/placement/test_eviction_hints.py::test_hints_save_bytes_where_memory_is_short",
 )
-#: prints how the imported core is installed
-CORE_FILE = "import modelpool.scheduler.core.state as core; print(core.__file__)"
+#: prints how the imported core is installed, once the rest of the package is imported with it
+CORE_FILE = "import modelpool.scheduler.core.state as core; from modelpool import ModelPool; print(core.__file__)"
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from types import FunctionType
 
 from torch import nn
 
-#: how diffusers names the processor of an attention
-_PROCESSOR = "processor"
+#: how diffusers names the processor of an attention, and the method that it inspects
+_PROCESSOR, _CALL = "processor", "__call__"
 
 
 def remember_signatures(module: nn.Module) -> None:
@@ -21,6 +21,6 @@ def remember_signatures(module: nn.Module) -> None:
     They become an attribute of the functions, where `inspect` looks first; the functions are otherwise unchanged.
     """
     for attention in module.modules():
-        function = getattr(type(attention.__dict__.get(_PROCESSOR)), "__call__", None)
+        function = inspect.getattr_static(type(attention.__dict__.get(_PROCESSOR)), _CALL, None)
         if isinstance(function, FunctionType) and not hasattr(function, "__signature__"):
             function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # inspect reads it
