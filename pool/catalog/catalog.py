@@ -42,6 +42,7 @@ from modelpool.pool.models.loading.content_digest import component_digests
 from modelpool.pool.models.loading.describe import native_size, reference_factor
 from modelpool.pool.models.loading.detect_family import detect
 from modelpool.pool.models.loading.open_model import Component, OpenModel
+from modelpool.pool.models.loading.skipped_layers import check_skipped_layers
 from modelpool.pool.models.loading.small_tensors import refine_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.assembly import Assembly
@@ -289,7 +290,8 @@ class Catalog:
 
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises
-        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        UnusableField as `parse_weights` and `check_skipped_layers` do, and TokenizerMissing."""
+        check_skipped_layers(self._open(work.model), work)
         return self.figures.tokenize(work)
 
     def text_tokens(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = ()) -> int:
