@@ -35,9 +35,11 @@ from modelpool.pool.families.text_readings import text_states_of
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.inference.guidance.call_model import table_of
 from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.inference.pixels.decode_parts import cells_computed
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of
+from modelpool.pool.inference.sampling.schedules import levels_of, may_exceed_model
 from modelpool.pool.models.loading.content_digest import component_digests
 from modelpool.pool.models.loading.describe import native_size, reference_factor
 from modelpool.pool.models.loading.detect_family import detect
@@ -303,11 +305,14 @@ class Catalog:
     ) -> tuple[ExecutionMode, ...]:
         """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
         estimated activation bytes, corrected by measurements. Raises UnusableField for options of `work` that name
-        layers which the model lacks."""
-        if isinstance(work, SampleParams) and not work.options.is_empty:
+        layers which the model lacks, and for noise levels outside of the model's."""
+        if isinstance(work, SampleParams):
             opened = self._open(model)
-            row = opened.checkpoint.family.sampling.model
-            check_fits(work.options, opened.component(role_of(work)).built.module, row)
+            facts = opened.checkpoint.family.sampling
+            if may_exceed_model(work.schedule):
+                levels_of(work.schedule, table_of(facts, work))
+            if not work.options.is_empty:
+                check_fits(work.options, opened.component(role_of(work)).built.module, facts.model)
         return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:

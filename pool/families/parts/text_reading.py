@@ -222,8 +222,8 @@ def image_number(piece: str) -> int:
 
 
 def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | Reading:
-    """Return `facts` with `count` more skipped layers (CLIP skip). Other encoders than CLIP are unchanged, and so is one
-    with only its pooled text read. Raises UnusableField for a negative number."""
+    """Return `facts` with `count` more skipped layers (CLIP skip). Other encoders than CLIP are unchanged, and so is a
+    CLIP with only its pooled text read. Raises UnusableField for a negative number."""
     more = whole_number("clip skip", count, "a whole number of layers, 0 or more")
     if not _skips_layers(reading_of(facts)):
         return facts
