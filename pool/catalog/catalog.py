@@ -111,6 +111,7 @@ class Catalog:
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
         remote: RemoteModels | None = None,
+        device_is_known: bool = True,
     ) -> None:
         """`device` is what the models will run on, or the name of its kind if no more is known.
 
@@ -119,6 +120,7 @@ class Catalog:
         allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
         remote           files of sources; they are described without fetching them
+        device_is_known  whether all devices of the pool are of the kind of `device`; else it is that of this machine
         """
         #: the files by name, with their hashes
         self.registry = open_registry(
@@ -126,6 +128,8 @@ class Catalog:
         )
         self._allow_pickle = allow_pickle
         self._device = device
+        #: whether the devices compute on the host, where nothing multiplies weights in blocks of a pass's scale
+        self._on_host = device_is_known and capabilities_of(device).kind.computes_on_host
         #: the nodes of users that workflows may have, by name
         self.own_nodes: Mapping[str, OpenedNode] = NO_NODES
         self._opened: LruCache[str, OpenModel] = LruCache(MODELS_KEPT)
@@ -242,7 +246,7 @@ class Catalog:
         if facts.video is not None and (extent := opened.extent) is not None:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
-        if checkpoint.scales_inputs:
+        if checkpoint.scales_inputs and not self._on_host:
             facts = replace(facts, scales_inputs=True)
         texts = text_states_of(checkpoint.family.text_set or checkpoint.family.name)
         return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent, texts)

@@ -119,7 +119,8 @@ def test_a_clip_with_only_its_pooled_text_read_skips_no_layer(tmp_path: Path) ->
     """As other encoders than CLIP: no number changes what the model reads."""
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
     found, skipped = encoded(tiny), encoded(tiny, clip_skip=30)
-    assert found.pooled_V is not None and skipped.pooled_V is not None
+    assert found.pooled_V is not None
+    assert skipped.pooled_V is not None
     np.testing.assert_array_equal(found.pooled_V, skipped.pooled_V)
     np.testing.assert_array_equal(found.context_LD, skipped.context_LD)
     tiny.close()

@@ -33,7 +33,7 @@ def test_noise_levels_outside_of_the_model_s_are_refused(tmp_path: Path) -> None
 
 def test_a_schedule_that_was_published_for_other_levels_is_refused(tmp_path: Path) -> None:
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_schnell"])
-    with pytest.raises(UserError, match=r"^schedule: found 'gits, which starts at noise level 14\.6.*', expected a sch"):
+    with pytest.raises(UserError, match=r"^schedule: found 'gits, which starts at noise level 14\.6.*'"):
         submit(tiny.catalog, schedule="gits")
     with pytest.raises(UserError, match=r"^sigmas: found '2', expected noise levels of the model, up to 1$"):
         submit(tiny.catalog, sigmas=(2.0, 0.5))
