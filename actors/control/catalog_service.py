@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 from modelpool.actors.control.catalog_questions import CatalogQuestion
 from modelpool.actors.control.opened_catalog import ListingCatalog, OpenedCatalog
+from modelpool.pool.devices.kind_names import AUTO
 from modelpool.pool.files.fetch.cache_settings import CacheSettings
 from modelpool.pool.values.core.assembly import Assembly
 from modelpool.pool.values.specs.spec import RunCost, TaskSpec
@@ -53,7 +54,9 @@ def open_catalog(
 
     found = capabilities_here(device)
     remote = open_remote(sources, cache, host)
-    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies, remote)
+    return PoolCatalog(
+        model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies, remote, device != AUTO
+    )
 
 
 class CatalogQueries(Protocol):

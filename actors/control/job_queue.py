@@ -17,6 +17,7 @@ from modelpool.actors.worker.wire.messages import (
     JobEnded,
     NodesEnded,
     ResultRef,
+    StateSaved,
     SubmissionId,
     TaskProgress,
     job_id_for,
@@ -131,7 +132,7 @@ class JobQueue:
     def _queue_pack(self, submission: OpenSubmission, pack: JobPack) -> None:
         """Queue the jobs of a pack; once the core has failed, end those that are left. The submission must be kept
         meanwhile: a job may end at once."""
-        queued = 0
+        queued, found = 0, list[StateSaved]()
         last = next((index for index in reversed(pack.indexes) if index not in submission.ended_early), -1)
         try:
             jobs = pack.jobs()
@@ -143,7 +144,9 @@ class JobQueue:
                     break
                 queued += 1
                 if job.index not in submission.ended_early:
-                    self._queue(submission, job, pack.parked_at, others_follow=job.index != last)
+                    found += self._queue(submission, job, pack.parked_at, others_follow=job.index != last)
+            for saved in found:  # behind the last job, as any event between two jobs
+                self._dispatcher.state_kept(saved)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self.fail_all(traceback.format_exc())
         if self.broken:
@@ -151,7 +154,8 @@ class JobQueue:
 
     def _queue(
         self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None, others_follow: bool
-    ) -> None:
+    ) -> list[StateSaved]:
+        """Queue a job of a pack; return the states from which its runs resume, of which the core is not told yet."""
         spec = job.graph.job
         is_known = spec.job_id in self.jobs or spec.job_id in self._state.demand.ended
         self.jobs[spec.job_id] = job
@@ -169,12 +173,11 @@ class JobQueue:
             if self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
         ]
         self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at, others_follow))
-        for saved in found:
-            self._dispatcher.state_kept(saved)
         if spec.deadline is not None:
             known = self._state.demand.jobs.get(spec.job_id)
             if known is not None and known.hopeless_seconds is not None:
                 submission.hopeless_seconds.append(known.hopeless_seconds)
+        return found
 
     def send_components(self, components: Iterable[ComponentSpec]) -> None:
         """Send the core the sizes of components that it does not know, before the tasks that use them. If it knows too

@@ -44,6 +44,7 @@ from modelpool.actors.graph.features.vision_graph import (
     unread_text_warnings,
     varied_images,
     vision_images,
+    with_unguided_warning,
 )
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.request.control_video_fields import TaskVideo
@@ -185,7 +186,8 @@ class RequestTasks:
                 wanted, _ = self._sample(self._passes[-1])
             case Stage.DECODE:
                 wanted = self._decode()
-        return self._tasks.job(job_id, wanted, given, tuple(self.warnings))
+        graph = self._tasks.job(job_id, wanted, given, tuple(self.warnings))
+        return with_unguided_warning(graph, self._model, self._facts, self._stage.negative_prompt)
 
     def encoded(self, is_negative: bool = False, pooled: bool = False) -> tuple[TaskId, int]:
         """Add the encoding of the prompt of the request, or of its negative prompt, also with its pooled state; return

@@ -33,6 +33,7 @@ from modelpool.actors.graph.features.sound_graph import (
     voice_encoded,
 )
 from modelpool.actors.graph.features.upscale_graph import upscale_params
+from modelpool.actors.graph.features.vision_graph import with_unguided_warning
 from modelpool.actors.graph.pass_workflow import workflow_of_passes
 from modelpool.actors.graph.request_tasks import ReadFromNodes, RequestTasks
 from modelpool.actors.graph.workflow_recipe import workflow_recipe
@@ -177,6 +178,9 @@ def build_workflow(request: GenerateRequest, job_id: JobId, catalog: GraphCatalo
         builder.warnings["regions: passes do not read them, the first run alone does"] = None
     value = builder.build()
     graph = builder.tasks.job(job_id, value.task, frozenset(), tuple(builder.warnings))
+    if request.passes:
+        model = catalog.find_model(request.model)
+        graph = with_unguided_warning(graph, model, catalog.model_defaults(model).sampling, request.negative)
     kind, formats = _output_formats(value)
     if request.format is not None and request.format not in formats:
         raise unusable_field("format", request.format, f"{' or '.join(formats)}: the workflow makes {kind}")

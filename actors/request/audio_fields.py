@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+from modelpool.actors.request.bounds import check_complete
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.values.core.errors import CorruptFile, UserError, counted, unusable_field
 
@@ -82,7 +83,9 @@ def checked_audio(name: str, value: Any) -> AudioSource:
     if isinstance(value, Sound | InputAudio):
         return value
     if isinstance(value, str | os.PathLike):
-        return audio_facts(name, os.fsdecode(value)).path
+        path = os.fsdecode(value)
+        check_complete(name, path)
+        return audio_facts(name, path).path
     import numpy as np
 
     if not isinstance(value, list | tuple) or len(value) != 2 or not isinstance(value[0], np.ndarray):

@@ -45,9 +45,20 @@ def reworded(problem: UserError, message: str) -> UserError:
 
 
 def check_characters(name: str, text: str, most: int) -> None:
-    """Raise OverBound for a text in the field `name` of more than `most` characters."""
+    """Raise OverBound for a text in the field `name` of more than `most` characters, and as `check_complete`."""
     if len(text) > most:
         raise over_bound(name, counted(len(text), "character"), f"up to {most} characters")
+    check_complete(name, text)
+
+
+def check_complete(name: str, text: str) -> None:
+    """Raise UnusableField for a text, or the path of a file, in the field `name` with half a character: no UTF-8 has
+    it, so that no recipe and no list of outputs could."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"half a character at {error.start} (a lone surrogate, U+{ord(text[error.start]):04X})"
+        raise unusable_field(name, found, "complete characters, which UTF-8 can express") from None
 
 
 def check_entries(name: str, value: Any, most: int) -> None:

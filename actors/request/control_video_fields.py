@@ -16,6 +16,7 @@ from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+from modelpool.actors.request.bounds import check_complete
 from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_decoding import UprightImage, check_size, open_image, plain_pixels
 from modelpool.actors.request.image_fields import TaskOutput, checked_image
@@ -208,6 +209,7 @@ def _video_frames(name: str, path: str, is_mask: bool) -> Iterator[PixelArray]:
 
 def _checked_path(name: str, value: str | os.PathLike[str], is_image: bool = False) -> str:
     path = os.fsdecode(value)
+    check_complete(name, path)
     try:
         with open_video(name, path) if is_video(path) and not is_image else open_image(name, path):
             return path

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from modelpool.actors.request.bounds import check_complete
 from modelpool.pool.files.formats.regular_file import open_regular
 from modelpool.pool.values.core.errors import unusable_field
 
@@ -59,6 +60,7 @@ def checked_faces(name: str, value: Any) -> FaceSource | None:
     file = ""
     if isinstance(value, (str, os.PathLike)):
         path = os.fsdecode(value)
+        check_complete(name, path)
         file, value = os.path.basename(path), _read(name, path)
     try:
         rows = np.array(value, dtype=np.float32)

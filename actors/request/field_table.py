@@ -312,7 +312,8 @@ _ROWS = (
         "vae_tile",
         "Edge of the tiles in which the VAE decodes the output, each overlapping the next one by a quarter. "
         "Idle workers take tiles of a large output as tasks of their own; the number of workers changes no byte. "
-        "Default: the whole output at once, or tiles where a GPU has too little memory for that.",
+        "With a `batch`, each output is decoded alone. Default: the whole output at once, or tiles where a GPU has too "
+        "little memory for that.",
         unit="pixels",
         check=Whole(MIN_VAE_TILE, MAX_VAE_TILE, step=SIZE_STEP),
         requires="images or videos",

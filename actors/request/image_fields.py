@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters
+from modelpool.actors.request.bounds import MAX_NAME_CHARACTERS, MAX_PROMPT_CHARACTERS, check_characters, check_complete
 from modelpool.actors.request.image_decoding import check_size, open_image, plain_pixels
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.inference.sampling.sampler_names import MAX_STEPS
@@ -100,6 +100,7 @@ def checked_image(name: str, value: Any, is_mask: bool = False) -> ImageSource |
         return value
     if isinstance(value, (str, os.PathLike)):
         path = os.fsdecode(value)
+        check_complete(name, path)
         with open_image(name, path):
             return path
     import numpy as np

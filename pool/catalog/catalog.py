@@ -35,13 +35,16 @@ from modelpool.pool.families.text_readings import text_states_of
 from modelpool.pool.files.formats.model_description import read_description
 from modelpool.pool.files.formats.weights_file import files_of
 from modelpool.pool.inference.extensions.run_extension import check_fits
+from modelpool.pool.inference.guidance.call_model import table_of
 from modelpool.pool.inference.operations.own_nodes import NO_NODES, OpenedNode
 from modelpool.pool.inference.pixels.decode_parts import cells_computed
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of
+from modelpool.pool.inference.sampling.schedules import levels_of, may_exceed_model
 from modelpool.pool.models.loading.content_digest import component_digests
 from modelpool.pool.models.loading.describe import native_size, reference_factor
 from modelpool.pool.models.loading.detect_family import detect
 from modelpool.pool.models.loading.open_model import Component, OpenModel
+from modelpool.pool.models.loading.skipped_layers import check_skipped_layers
 from modelpool.pool.models.loading.small_tensors import refine_family
 from modelpool.pool.models.loading.weights_header import read_weights_header
 from modelpool.pool.values.core.assembly import Assembly
@@ -108,6 +111,7 @@ class Catalog:
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
         remote: RemoteModels | None = None,
+        device_is_known: bool = True,
     ) -> None:
         """`device` is what the models will run on, or the name of its kind if no more is known.
 
@@ -116,6 +120,7 @@ class Catalog:
         allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
         remote           files of sources; they are described without fetching them
+        device_is_known  whether all devices of the pool are of the kind of `device`; else it is that of this machine
         """
         #: the files by name, with their hashes
         self.registry = open_registry(
@@ -123,6 +128,8 @@ class Catalog:
         )
         self._allow_pickle = allow_pickle
         self._device = device
+        #: whether the devices compute on the host, where nothing multiplies weights in blocks of a pass's scale
+        self._on_host = device_is_known and capabilities_of(device).kind.computes_on_host
         #: the nodes of users that workflows may have, by name
         self.own_nodes: Mapping[str, OpenedNode] = NO_NODES
         self._opened: LruCache[str, OpenModel] = LruCache(MODELS_KEPT)
@@ -239,7 +246,7 @@ class Catalog:
         if facts.video is not None and (extent := opened.extent) is not None:
             size = extent[:2]
             facts = replace(facts, video=replace(facts.video, frames=extent[2]))
-        if checkpoint.scales_inputs:
+        if checkpoint.scales_inputs and not self._on_host:
             facts = replace(facts, scales_inputs=True)
         texts = text_states_of(checkpoint.family.text_set or checkpoint.family.name)
         return ModelDefaults(*size, facts, opened.latent.downscale, extent, opened.latent, texts)
@@ -289,7 +296,8 @@ class Catalog:
 
     def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
         """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises
-        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        UnusableField as `parse_weights` and `check_skipped_layers` do, and TokenizerMissing."""
+        check_skipped_layers(self._open(work.model), work)
         return self.figures.tokenize(work)
 
     def text_tokens(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = ()) -> int:
@@ -301,11 +309,14 @@ class Catalog:
     ) -> tuple[ExecutionMode, ...]:
         """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
         estimated activation bytes, corrected by measurements. Raises UnusableField for options of `work` that name
-        layers which the model lacks."""
-        if isinstance(work, SampleParams) and not work.options.is_empty:
+        layers which the model lacks, and for noise levels outside of the model's."""
+        if isinstance(work, SampleParams):
             opened = self._open(model)
-            row = opened.checkpoint.family.sampling.model
-            check_fits(work.options, opened.component(role_of(work)).built.module, row)
+            facts = opened.checkpoint.family.sampling
+            if may_exceed_model(work.schedule):
+                levels_of(work.schedule, table_of(facts, work))
+            if not work.options.is_empty:
+                check_fits(work.options, opened.component(role_of(work)).built.module, facts.model)
         return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:

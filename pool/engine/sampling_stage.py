@@ -27,7 +27,7 @@ from modelpool.pool.inference.conditioning.run_parts import (
     RunResults,
 )
 from modelpool.pool.inference.conditioning.starts import StartLatent, start_of
-from modelpool.pool.inference.guidance.call_model import call_model, tokens_of
+from modelpool.pool.inference.guidance.call_model import call_model, table_of
 from modelpool.pool.inference.guidance.guided_steps import ModelCall
 from modelpool.pool.inference.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.inference.guidance.run_texts import prompts_of
@@ -35,7 +35,6 @@ from modelpool.pool.inference.guidance.sampling_run import ImagesToDenoise, deno
 from modelpool.pool.inference.guidance.sound_track_run import with_sounds
 from modelpool.pool.inference.pixels.latent_pixels import latent_shape, sampled_shape, sound_length_of, to_model_scale
 from modelpool.pool.inference.sampling.partial_run import partial_run_of
-from modelpool.pool.inference.sampling.schedules import sigma_table
 from modelpool.pool.values.core.errors import CorruptFile, counted, unusable_field
 from modelpool.pool.values.core.family_facts import LatentFacts
 from modelpool.pool.values.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
@@ -125,7 +124,7 @@ def ready_run(
         latent,
         facts,
         shape_CHW,
-        sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps),
+        table_of(facts, work),
         partial_run_of(works, inputs, diffusion_model.device, resources.resumed),
         resources,
         prompts_of(works, inputs, facts, cells, max_batch != 1),

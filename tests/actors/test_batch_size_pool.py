@@ -74,6 +74,18 @@ def test_bytes_depend_on_the_batch_size_and_on_nothing_else() -> None:
     require_equal_bytes(count=24, others=8, kills_at=(0,))
 
 
+def test_bytes_of_outputs_in_tiles_depend_on_the_batch_size_and_on_nothing_else() -> None:
+    """One alone with padding, and one of a full pass beside others on two workers. Tiles are seen in the pixels."""
+    fields = {"steps": 2, "width": 192, "height": 192, "batch": SIZE}
+    wanted = [each.model_copy(update={"vae_tile": 64}) for each in requests(SIZE + 2, **fields)]
+    with ModelPool.start(CONFIG, device="sim", workers=1, vram="64MiB", name="alone") as pool:
+        alone = bytes_of(pool, wanted[3:4])
+    with ModelPool.start(CONFIG, device="sim", workers=2, vram="64MiB", name="beside") as pool:
+        found = bytes_of(pool, wanted[::-1])
+        assert found[3] == alone[3]
+        assert bytes_of(pool, requests(4, **fields)[3:])[3] != alone[3], "else the test shows nothing"
+
+
 @pytest.mark.nightly(usually="tests/actors/test_batch_size_pool.py")
 def test_bytes_of_many_depend_on_the_batch_size_and_on_nothing_else() -> None:
     require_equal_bytes(count=64, others=32, kills_at=(0, 20, 45))

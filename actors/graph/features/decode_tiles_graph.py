@@ -12,12 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.output_shape import kind_of, output_plural
-from modelpool.actors.graph.common.task_collector import TaskCollector, result_values, runs_alone
+from modelpool.actors.graph.common.task_collector import TaskCollector, result_values
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section
 from modelpool.actors.request.field_errors import unsupported_field
-from modelpool.actors.request.field_table import CHOSEN_BATCHES
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.values.core.errors import unusable_field
 from modelpool.pool.values.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.values.core.stage_params import DecodeParams
 from modelpool.pool.values.core.task_inputs import IMAGE, LATENT, MASK, TILES, numbered
@@ -40,11 +38,6 @@ def check_tiles(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unsupported_field("vae_tile", request.model, f"generates {output_plural(facts)}", request.vae_tile)
     if request.vae_frames is not None and kind_of(facts) != "video":
         raise unsupported_field("vae_frames", request.model, f"generates {output_plural(facts)}", request.vae_frames)
-    if (request.vae_tile or request.vae_frames) and request.batch not in (1, *CHOSEN_BATCHES):
-        name = "vae_tile" if request.vae_tile else "vae_frames"
-        reason = "each tile is decoded alone"
-        found = unusable_field(name, getattr(request, name), f"none: {reason}, batch is {request.batch}")
-        raise runs_alone(found, reason)
 
 
 def with_tiles(work: DecodeParams, request: GenerateRequest, facts: SamplingFacts) -> DecodeParams:

@@ -44,7 +44,9 @@ _NOTATIONS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     }
 )
 #: patterns that may be meant as a weight, and the pattern of a weight
-_LIKE_A_WEIGHT = re.compile(r"\([^()\n:]{1,200}:\s{0,9}([\d.,eE+-]{1,30})\s{0,9}\)")
+_LIKE_A_WEIGHT = re.compile(
+    r"\([^()\n:]{1,200}:\s{0,9}((?=[.,eE+-]{0,30}\d)[\d.,eE+-]{1,30}|[+-]?(?i:nan|inf(?:inity)?))\s{0,9}\)"
+)
 _WEIGHT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)")
 #: the word between the parts of a prompt that A1111 predicts apart; BREAK is read
 _WORDS = re.compile(r"(?<!\w)AND(?!\w)")
@@ -57,11 +59,7 @@ def prompt_warnings(request: GenerateRequest) -> Iterator[str]:
     texts |= {f"regions.{number}.prompt": region.prompt for number, region in enumerate(request.regions)}
     for name, text in texts.items():
         found = [(instead, match[0]) for instead, pattern in _NOTATIONS.items() if (match := pattern.search(text))]
-        found += [
-            (_WEIGHTS, match[0])
-            for match in _LIKE_A_WEIGHT.finditer(text)
-            if any(map(str.isdigit, match[1])) and not _WEIGHT.fullmatch(match[1])
-        ]
+        found += [(_WEIGHTS, match[0]) for match in _LIKE_A_WEIGHT.finditer(text) if not _WEIGHT.fullmatch(match[1])]
         # in a text in capitals they are words
         if text != text.upper():
             found += [("parts of the image are regions", match[0]) for match in _WORDS.finditer(text)]

@@ -12,25 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.common.input_ids import input_image_id
 from modelpool.actors.graph.common.sampling_runs import SamplingRun, StageTask, start_image_task
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.graph.features.feature import Feature, FindFile, Line, RecipeSource, Section, same_fields
 from modelpool.actors.request.control_video_fields import TaskVideo
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.inference.sampling.model_choices import resolve_guidance
 from modelpool.pool.values.core.errors import UnusableField, counted, unusable_field
 from modelpool.pool.values.core.sampling_facts import FirstFrameMode, SamplingFacts, SeenAs, VideoNumbers
 from modelpool.pool.values.core.stage_params import (
     EncodeImageParams,
     FirstFrames,
+    ModelRef,
+    SampleParams,
     SeenImages,
     VideoBeginning,
     ViewCondition,
 )
 from modelpool.pool.values.core.task_inputs import LAST_IMAGE, VIDEO
 from modelpool.pool.values.specs.spec import TaskId
+from modelpool.pool.values.specs.wire_value import evolve
 
 if TYPE_CHECKING:
     from modelpool.actors.graph.features.recipe import Recipe
 
+#: how warnings begin about a negative prompt without guidance. Programs that send one text for all models expect none
+UNGUIDED = "negative: ignored without guidance"
 #: conditioning numbers of requests, and the kinds of models that accept them
 _NUMBERS: dict[str, frozenset[VideoNumbers]] = {
     "motion": frozenset({VideoNumbers.MOTION}),
@@ -106,6 +113,25 @@ def unread_text_warnings(run: SamplingRun, positive: str, negative: str, reads_n
     guides_itself = run.facts.learned_negative or run.facts.has_unconditional
     if run.cfg != 1 and negative and not (reads_negative and reads_text and not guides_itself):
         yield f"negative: ignored, model {model!r} reads no negative prompt with these settings"
+
+
+def with_unguided_warning(graph: JobGraph, model: ModelRef, facts: SamplingFacts, negative: str) -> JobGraph:
+    """Return `graph` with a warning about a negative prompt that no run of it reads since none is guided. The usual
+    one of the model is no text of a user, and other warnings may have said so."""
+    usual = "" if facts.defaults is None else facts.defaults.negative
+    guided = [work.reads_negative for work in graph.works.values() if isinstance(work, SampleParams)]
+    if negative in ("", usual) or not guided or any(guided) or any(map(_is_of_negative, graph.warnings)):
+        return graph
+    may_be_guided = facts.reads_text and not (facts.learned_negative or facts.has_unconditional)
+    if may_be_guided and resolve_guidance(facts.defaults, 2.0)[0] != 1:
+        warning = f"{UNGUIDED}: cfg is 1; with any other it is read"
+    else:
+        warning = f"{UNGUIDED}: model {model.name!r} reads no negative prompt"
+    return evolve(graph, warnings=(*graph.warnings, warning))
+
+
+def _is_of_negative(warning: str) -> bool:
+    return warning.startswith("negative: ignored")
 
 
 def image_context_lengths(facts: SamplingFacts, reads_negative: bool) -> tuple[int, ...] | None:

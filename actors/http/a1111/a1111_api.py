@@ -362,7 +362,8 @@ def _info(call: ImageCall, model: str, ends: Sequence[JobEnd], unread: Sequence[
         "batch_size": call.batch_size,
         "denoising_strength": call.denoising_strength,
         "sd_model_name": model,
-        "warnings": [*unread, *warnings_of(ends)],
+        # clients have a negative prompt of their own for models of all kinds
+        "warnings": [*unread, *warnings_of(ends, tells_unguided=False)],
     }
 
 

@@ -34,6 +34,8 @@ LOADS_IMAGE = ("LoadImage", "LoadImageOutput", "LoadImageMask")
 LOADS_FRAMES = ("LoadImage", "LoadImageOutput")
 #: formats of several frames or pages, by Pillow's names. Others have views of one image (MPO), or its layers (PSD)
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF", "TIFF")
+#: a tag of TIFF and its bit for reduced copies of another page, and the pages that are looked at
+_SUBFILE_TYPE, _REDUCED, _MOST_PAGES = 254, 1, 64
 #: opens an uploaded image by its name; its pixels are not read yet
 ReadImage: TypeAlias = "Callable[[str], Image]"
 
@@ -53,16 +55,31 @@ def image_size_of(read: ReadImage) -> Callable[[str], tuple[int, int]]:
 
 
 def is_animation_of(read: ReadImage) -> Callable[[str], bool]:
-    """Return a function of the name of an image that returns whether the file has several frames or pages."""
+    """Return a function of the name of an image that returns whether the file has several frames or pages that ComfyUI
+    reads: those of the size of the first one. Thumbnails are none."""
 
     def is_animation(name: str) -> bool:
         image = read(name)
         try:
-            return image.format in _ANIMATED and bool(getattr(image, "is_animated", False))
+            if image.format not in _ANIMATED or not getattr(image, "is_animated", False):
+                return False
+            return image.format != "TIFF" or _has_page_alike(image)
         except Exception:  # Pillow looks for the second frame: decoders raise arbitrary exceptions for damaged files
             return False
 
     return is_animation
+
+
+def _has_page_alike(image: Image) -> bool:
+    """Return whether another page of a TIFF has the size of the first one, and is no reduced copy of it; only headers
+    of the first pages are read."""
+    size, pages = image.size, min(int(getattr(image, "n_frames", 1)), _MOST_PAGES)
+    for page in range(1, pages):
+        image.seek(page)
+        kind = getattr(image, "tag_v2", {}).get(_SUBFILE_TYPE, 0)
+        if image.size == size and not kind & _REDUCED:
+            return True
+    return False
 
 
 class WorkflowImages:

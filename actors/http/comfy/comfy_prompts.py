@@ -247,7 +247,8 @@ class Prompt:
     def warning_messages(self) -> list[list[Any]]:
         """What the pool warns of: one message of the history, and of the web socket, if there is something."""
         of_nodes = (warning for output in self.outputs for warning in output.warnings)
-        found = list(dict.fromkeys((*of_nodes, *warnings_of(self.submission.ends))))
+        # workflows have a negative text for models of all kinds
+        found = list(dict.fromkeys((*of_nodes, *warnings_of(self.submission.ends, tells_unguided=False))))
         return [["execution_warning", {"prompt_id": self.prompt_id, "warnings": found}]] if found else []
 
     @property

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.config.output_address import OutputAddress, output_address
 from modelpool.actors.control.detached.records import name_of
+from modelpool.actors.graph.features.vision_graph import UNGUIDED
 from modelpool.actors.http.service.held_shares import HeldShare, of_the_largest
 from modelpool.actors.http.service.node_outlines import NodeOutline, outlines_of
 from modelpool.actors.http.service.node_states import NodeState, NodeStates
@@ -100,9 +101,11 @@ class JobEnd:
     labels: Labels = NO_LABELS
 
 
-def warnings_of(ends: Iterable[JobEnd]) -> list[str]:
-    """Return the warnings about the outputs of jobs, each once."""
-    return sorted({text for end in ends for text in end.facts.get("warnings", ())})
+def warnings_of(ends: Iterable[JobEnd], tells_unguided: bool = True) -> list[str]:
+    """Return the warnings about the outputs of jobs, each once; with `tells_unguided`, also about a negative prompt
+    without guidance."""
+    found = {text for end in ends for text in end.facts.get("warnings", ())}
+    return sorted(text for text in found if tells_unguided or not text.startswith(UNGUIDED))
 
 
 @dataclass(frozen=True, slots=True)

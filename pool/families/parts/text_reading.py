@@ -222,12 +222,25 @@ def image_number(piece: str) -> int:
 
 
 def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | Reading:
-    """Return `facts` with `count` more skipped layers (CLIP skip). Other encoders than CLIP are unchanged. Raises
-    UnusableField for a negative number."""
+    """Return `facts` with `count` more skipped layers (CLIP skip). Other encoders than CLIP are unchanged, and so is a
+    CLIP with only its pooled text read. Raises UnusableField for a negative number."""
     more = whole_number("clip skip", count, "a whole number of layers, 0 or more")
-    if isinstance(facts, Reading) and not facts.is_clip:
+    if not _skips_layers(reading_of(facts)):
         return facts
     return replace(facts, layers_left_out=facts.layers_left_out + more)
+
+
+def _skips_layers(reading: Reading) -> bool:
+    return reading.is_clip and reading.reads_states
+
+
+def most_layers_skipped(facts: TextFacts | Reading, layers: int) -> int | None:
+    """Return the largest count for `with_layers_skipped` with an encoder of `layers` layers; None if all counts are
+    without effect."""
+    reading = reading_of(facts)
+    if not _skips_layers(reading) or not layers:
+        return None
+    return layers - 1 - reading.layers_left_out + max(0, reading.depth - layers)
 
 
 _SPACES = re.compile(r"\s+")

@@ -31,7 +31,7 @@ from modelpool.pool.inference.conditioning.micro_conditioning import (
 from modelpool.pool.inference.conditioning.run_parts import CallInputs, DenoisingRun, RunPart
 from modelpool.pool.inference.conditioning.video_numbers import NUMBERS, numbers_of_video
 from modelpool.pool.inference.guidance.controlled_transformer import ControlledTransformer
-from modelpool.pool.inference.sampling.schedules import FlowTable, levels_of
+from modelpool.pool.inference.sampling.schedules import FlowTable, SigmaTable, levels_of, sigma_table
 from modelpool.pool.models.components.diffusion.rows import ARCHITECTURES
 from modelpool.pool.values.core.sampling_facts import SamplingFacts, VideoFacts
 from modelpool.pool.values.core.stage_params import Encoded, FloatArray, SampleParams
@@ -75,6 +75,11 @@ def video_cells(video: VideoFacts, frames: int) -> int:
 def tokens_of(facts: SamplingFacts, work: SampleParams) -> int:
     """Return the number of patches of the latent of `work`, which the shift of some flows depends on."""
     return patches_of(facts, work.shape.width, work.shape.height, work.shape.frames)
+
+
+def table_of(facts: SamplingFacts, work: SampleParams) -> SigmaTable:
+    """Return the noise levels of a model of `facts`, for the size and the steps of `work`."""
+    return sigma_table(facts.noise.shifted_by(work.schedule.shift), tokens_of(facts, work), work.schedule.steps)
 
 
 def patches_of(facts: SamplingFacts, width: int, height: int, frames: int) -> int:

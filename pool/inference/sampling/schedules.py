@@ -307,10 +307,16 @@ def edm_sigma_table(sigma_min: float, sigma_max: float, sigma_data: float) -> Si
 
 
 def levels_of(schedule: SamplingSchedule, table: SigmaTable) -> Tensor:
-    """Return the noise levels of all steps of `schedule` of a model with `table`: float32 [steps + 1], the last 0."""
+    """Return the noise levels of all steps of `schedule` of a model with `table`: float32 [steps + 1], the last 0.
+    Raises UserError as `explicit_sigmas` and `make_sigmas` do."""
     if schedule.sigmas:
         return explicit_sigmas(schedule.sigmas, table)
     return make_sigmas(schedule.noise_schedule, schedule.steps, table, dict(schedule.settings))
+
+
+def may_exceed_model(schedule: SamplingSchedule) -> bool:
+    """Return whether the levels of `schedule` do not follow from the model, so that `levels_of` may refuse them."""
+    return bool(schedule.sigmas) or schedule.noise_schedule in _PUBLISHED_LEVELS
 
 
 def make_sigmas(name: str, steps: int, table: SigmaTable, settings: Mapping[str, float] = _NO_SETTINGS) -> Tensor:

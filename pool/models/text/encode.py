@@ -80,7 +80,7 @@ def read_texts(
     unknown embedding.
     """
     reading = reading_of(facts)
-    check_layers(reading, _layers(text_model))
+    check_layers(reading, layer_count(text_model))
     sides = _sides(texts, reading, negative)
     counts = [len(image.states_LD) for image in images]
     known_tokens = [None] * len(texts) if tokens is None else tokens
@@ -208,7 +208,7 @@ def _read(
     if mask_NT is not None:
         inputs["attention_mask"] = mask_NT
     module = getattr(text_model, "text_model", text_model) if reading.pooled is Pooled.PLAIN else text_model
-    layers = _layers(text_model)
+    layers = layer_count(text_model)
     left_out = reading.left_out(layers)
     if not (reading.layers or reading.every_layer or left_out or reading.final_norm) and _is_decoder(text_model):
         with _without_norm(text_model):
@@ -247,7 +247,7 @@ def _without_norm(text_model: nn.Module) -> Iterator[None]:
 def _first_layers(text_model: nn.Module, count: int) -> Iterator[None]:
     """Limit a language model to its first `count` layers; other encoders run all of theirs."""
     config = _config(text_model)
-    whole = _layers(text_model)
+    whole = layer_count(text_model)
     if not _is_decoder(text_model) or count >= whole:
         yield
         return
@@ -264,7 +264,7 @@ def _chosen(text_model: nn.Module, states: Sequence[Tensor], reading: Reading, l
         return torch.stack(tuple(states if reading.first_state else states[1:]), dim=1)
     if reading.layers:
         return torch.cat([states[layer] for layer in reading.layers], dim=-1)
-    layers = _layers(text_model)
+    layers = layer_count(text_model)
     z = states[layers - left_out if layers else -1 - left_out]
     if reading.final_norm and left_out:
         inner: Any = getattr(text_model, "text_model", text_model)
@@ -340,7 +340,7 @@ def _config(text_model: nn.Module) -> Any:
     return getattr(text_model, "config", None)
 
 
-def _layers(text_model: nn.Module) -> int:
+def layer_count(text_model: nn.Module) -> int:
     """Return the number of layers of a text encoder; 0 if its configuration does not have it."""
     config = _config(text_model)
     return getattr(config, "num_hidden_layers", 0) or 0

@@ -465,7 +465,8 @@ class SamplingFacts:
     routes_tokens   the values of tokens choose their experts, each of which computes the tokens of all images of a
                     forward pass in one product: it rounds by how many there are, so images have other bits beside
                     others, also in passes of one size
-    scales_inputs   of a file: kernels of its layers scale the inputs by the largest of all images of a forward pass
+    scales_inputs   of a file, on GPUs: kernels of its layers scale the inputs by the largest of all images of a
+                    forward pass
     """
 
     prediction: Prediction = Prediction.NOISE

@@ -66,6 +66,8 @@ class _Observed:
     #: task and attempt of the runs on several GPUs
     shared: set[tuple[TaskId, int]] = field(default_factory=set)
     refused: int = 0
+    #: the last job of a pack that others are to follow
+    followed: JobId | None = None
 
 
 def live_trace(entries: Iterable[LogEntry], name: str) -> LiveTrace:
@@ -74,6 +76,7 @@ def live_trace(entries: Iterable[LogEntry], name: str) -> LiveTrace:
     observed = _Observed()
     for entry in entries:
         _take_in(observed, entry)
+    _end_pack(observed)  # the log may end within one
     start = next(iter(observed.jobs.values())).at if observed.jobs else 0.0
     ratios = {kind: median(measured) for kind, measured in {**observed.batched, **observed.alone}.items()}
     jobs = tuple(_as_measured(submitted, ratios, start) for submitted in observed.jobs.values())
@@ -95,19 +98,33 @@ def _take_in(observed: _Observed, entry: LogEntry) -> None:
         case CancelRequested():
             observed.cancelled.add(entry.event.job_id)
         case Submitted():
-            job = entry.event.job
-            if job.job_id in observed.jobs:
-                return
-            if problem_with(job, observed.components) is not None:
-                observed.refused += 1
-                return
-            observed.jobs[job.job_id] = entry.event
-            observed.tasks.update((task.task_id, task) for task in job.tasks)
+            _submit(observed, entry.event)
         case RunEnded():
             _measure(observed, entry.event.report)
     for command in entry.commands:
         if isinstance(command, RunInGang):
             observed.shared.add((command.run.task_id, command.run.attempt))
+
+
+def _submit(observed: _Observed, submitted: Submitted) -> None:
+    """Take in a job, or leave it out. A pack then ends with the last of its jobs that are not left out."""
+    job = submitted.job
+    if job.job_id not in observed.jobs:
+        if problem_with(job, observed.components) is None:
+            observed.jobs[job.job_id] = submitted
+            observed.tasks.update((task.task_id, task) for task in job.tasks)
+            observed.followed = job.job_id if submitted.others_follow else None
+        else:
+            observed.refused += 1
+    if not submitted.others_follow:
+        _end_pack(observed)
+
+
+def _end_pack(observed: _Observed) -> None:
+    """Let nothing follow the last job."""
+    if observed.followed is not None:
+        observed.jobs[observed.followed] = replace(observed.jobs[observed.followed], others_follow=False)
+        observed.followed = None
 
 
 def _measure(observed: _Observed, report: TaskReport) -> None:
@@ -126,7 +143,7 @@ def _as_measured(submitted: Submitted, ratios: dict[_Kind, float], start: float)
     # later parts of a long submission may come after their deadline: set it as late as possible, which is missed as
     # well
     deadline = None if job.deadline is None else max(at, job.deadline - start)
-    return Submitted(at, replace(job, tasks=tasks, deadline=deadline))
+    return Submitted(at, replace(job, tasks=tasks, deadline=deadline), others_follow=submitted.others_follow)
 
 
 def _kind(task: TaskSpec) -> _Kind:

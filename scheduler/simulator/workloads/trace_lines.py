@@ -9,7 +9,8 @@
 
 Lines refer only to earlier lines; jobs are in order of time. Tasks with one name in several jobs are one task: they
 have equal needs and uses. A deadline counts from `at` in the short form; in the long form it is a time like `at`, and
-not before it. Times go up to 1e12, durations up to 1e9 seconds. Reads and writes no files.
+not before it. Times go up to 1e12, durations up to 1e9 seconds. A job with `"others_follow": 1` starts with the next
+job of the trace: they were submitted as one pack. Reads and writes no files.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ class _Reader:
             if _does(known) != _does(task):
                 expected = f"the same stage, needs and components as in job {first}: tasks of one name are one task"
                 raise fields.problem("tasks", task.task_id, expected)
-        self.jobs[job.job_id] = Submitted(at, job)
+        others_follow = bool(fields.whole("others_follow", 0, 0, 1))
+        self.jobs[job.job_id] = Submitted(at, job, others_follow=others_follow)
         self.last_at = at
 
     def _job(self, fields: Fields, at: float) -> JobSpec:
@@ -283,6 +285,8 @@ def _job_values(submitted: Submitted, kinds: dict[TaskSpec, int]) -> dict[str, o
     values |= {name: value for name, value in rest.items() if value}
     if job.deadline is not None:
         values["deadline"] = job.deadline
+    if submitted.others_follow:
+        values["others_follow"] = 1
     tasks = [[task.task_id, kinds[_kind_of(task)], *task.needs] for task in job.tasks]
     return values | {"tasks": tasks, "wanted": job.wanted}
 

@@ -13,7 +13,8 @@ from modelpool.scheduler.model.messages import Submitted
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Raises UnusableField unless the jobs are in order of time, from 0 on, and no job or component has two entries.
+    """Raises UnusableField unless the jobs are in order of time, from 0 on, no job or component has two entries, and
+    the last job is the last one of its pack.
 
     Whether jobs are well formed and name existing components is checked where they are submitted
     (`scheduler.model.jobs.problem_with`), as for jobs of users.
@@ -32,6 +33,9 @@ class Workload:
                 where = f"{self.name}: at of {submitted.job.job_id}"
                 raise unusable_field(where, submitted.at, f"a time from {latest} on: jobs are in order")
             latest = submitted.at
+        if self.jobs and self.jobs[-1].others_follow:
+            where = f"{self.name}: others_follow of {self.jobs[-1].job.job_id}"
+            raise unusable_field(where, True, "none for the last job, behind which no other one comes")
 
     def _refuse_repeats(self, field: str, names: Iterable[str]) -> None:
         seen = set()

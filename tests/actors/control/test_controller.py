@@ -12,11 +12,12 @@ from modelpool.actors.control.drivers import SILENCE_SECONDS
 from modelpool.actors.control.job_queue import PoolBroken
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.common.stage_request import InputLatent, StageRequest
+from modelpool.actors.graph.common.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.worker.wire.messages import StageSubmission, Submission, SubmissionId
+from modelpool.actors.worker.wire.messages import StageSubmission, StateSaved, Submission, SubmissionId
 from modelpool.pool.values.core.errors import AdapterMismatch, DoesNotFit, UnknownName
 from modelpool.pool.values.core.stage_params import Latent
-from modelpool.pool.values.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
+from modelpool.pool.values.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.config import SchedulerConfig
 from modelpool.scheduler.model.messages import (
@@ -131,6 +132,27 @@ async def test_texts_of_one_submission_share_a_pass_where_jobs_bring_new_compone
     await desk.submit(*(request(f"circle {n}", batch=8, loras=used) for n, used in enumerate(loras)))
     assert told == [(True, 0)] * 4 + [(False, 6)]
     assert [ended.error for ended in await desk.run_dry()] == [None] * 5
+
+
+@dialogue
+async def test_texts_of_one_submission_share_a_pass_where_runs_of_its_jobs_resume() -> None:
+    """Found in a review: the core heard of a saved state between two jobs, and the texts before started without the
+    later ones. The core still knows the states."""
+    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+    saved_runs: list[TaskId] = []
+
+    async def found(graph: JobGraph) -> tuple[tuple[StateSaved, FakeRef], ...]:
+        (sampling,) = [task.task_id for task in graph.job.tasks if task.stage is Stage.SAMPLE]
+        saved_runs.append(sampling)
+        saved = StateSaved(WorkerId(""), 0, sampling, 0, 0, 1, 3, 16)
+        return ((saved, FakeRef()),) if len(saved_runs) in (1, 3) else ()
+
+    desk.controller._states.found = found
+    told = texts_started(desk)
+    await desk.submit(*(request(f"circle {number}", batch=8) for number in range(5)))
+    assert told == [(True, 0)] * 4 + [(False, 6)], "with the negative prompt"
+    kept = {task_id for task_id, task in desk.state.demand.tasks.items() if task.kept is not None}
+    assert kept == {saved_runs[0], saved_runs[2]}
 
 
 @dialogue

@@ -122,10 +122,27 @@ def test_single_requests_and_kinds_without_a_measurement_are_as_without_it() -> 
 
 def test_what_runs_alone_has_one_and_says_why() -> None:
     for terms in (BatchTerms(), BatchTerms(AutoBatch(4)), recorded(8)):
-        for fields, reason in (({"sampler": "dpm_adaptive"}, "dpm_adaptive"), ({"vae_tile": 64}, "decoded alone")):
-            recipe, graph = built(request(**fields), terms)
-            assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
-            assert reason in recipe.batch_reason
+        recipe, graph = built(request(sampler="dpm_adaptive"), terms)
+        assert (recipe.batch, {task.batch_size for task in graph.job.tasks}) == (0, {1})
+        assert "dpm_adaptive" in recipe.batch_reason
+
+
+def test_outputs_in_tiles_are_sampled_in_passes_and_decoded_one_by_one() -> None:
+    """They had no batch size, though a decode in tiles is one of a single output with any. Its tasks are those of a
+    request without a batch size but for the latent; so are the parts that several workers take."""
+    for fields, decodes in (({"vae_tile": 64}, 1), ({"vae_tile": 512, "width": 4096, "height": 4096}, 9)):
+        recipe, graph = built(request(**{**fields, "batch": 8}))
+        single, alone = built(request(**{**fields, "batch": 1}))
+        assert (recipe.batch, single.batch, recipe.vae_tile) == (8, 0, fields["vae_tile"])
+        sizes = {stage: {task.batch_size for task in graph.job.tasks if task.stage is stage} for stage in Stage}
+        assert (sizes[Stage.SAMPLE], sizes[Stage.DECODE]) == ({8}, {1})
+        tiled, plain = (
+            [work for work in each.works.values() if isinstance(work, DecodeParams)] for each in (graph, alone)
+        )
+        assert tiled == plain
+        assert len(tiled) == decodes
+        assert not any(task.together for task in graph.job.tasks if task.stage is Stage.DECODE)
+    assert built(request(vae_tile=64))[0].batch == 8, "auto"
 
 
 def test_a_model_whose_images_depend_on_each_other_has_one_and_says_why() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,26 @@ def test_what_is_within_the_bounds_is_accepted() -> None:
     assert request(lyrics="x" * 100_000).lyrics is not None
     assert len(request(metadata={str(place): 1 for place in range(1200)}).metadata) == 1200
     assert len(request(sigmas=",".join(f"{1 - place / 1000:.17g}" for place in range(999))).sigmas) == 999
+
+
+def test_half_a_character_is_refused_by_its_field(tmp_path: Path) -> None:
+    """Found by a hostile user: such a prompt ran, and the entry of its output could not be written: an internal error.
+    Job files and HTTP have refused it before."""
+    path = os.fsdecode(os.fsencode(tmp_path / "a") + b"\xff.png")
+    Image.new("RGB", (64, 64)).save(path)
+    for name, fields in {
+        "prompt": {"prompt": "a\ud800"},
+        "negative": {"negative": "\udc80"},
+        "passes.*prompt": {"passes": [{"prompt": "\ud800"}]},
+        "regions.*prompt": {"regions": [{"prompt": "\ud800", "box": (0, 0, 64, 64)}]},
+        "image": {"image": path},
+        "image_prompts": {"image_prompts": [{"model": "m", "image": path}]},
+        "video": {"video": [path]},
+        "reference": {"reference": [path]},
+    }.items():
+        with pytest.raises(UserError, match=rf"^{name}.*half a character at \d+ \(a lone surrogate, U\+D"):
+            request(**fields)
+    assert request(prompt="\U0001f600").prompt == "\U0001f600"
 
 
 def test_every_field_has_a_bound() -> None:

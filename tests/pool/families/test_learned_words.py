@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.models.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from modelpool.pool.models.text.encode import read_texts
-from modelpool.pool.values.core.errors import AdapterMismatch, UnknownName, UnsafeFile
+from modelpool.pool.values.core.errors import AdapterMismatch, UnknownName, UnsafeFile, UnusableField
 from modelpool.pool.values.core.stage_params import Encoded, EncodeParams
-from modelpool.pool.values.specs.spec import Role
+from modelpool.pool.values.specs.spec import JobId, Role
 from tests.pool.families.tiny_model import TinyModel
+from tests.pool.families.tiny_shown import TinyFamilyModel
+from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.models.loading import layouts
 
 RUN = {"steps": 1, "cfg": 1.0, "width": 32, "height": 32}
@@ -90,4 +95,32 @@ def test_layers_are_skipped_as_diffusers_counts_them(skipped: int, tmp_path: Pat
         inner = getattr(module, "text_model", module)
         expected = inner.final_layer_norm(states[-(1 + skipped)])[0]
     np.testing.assert_allclose(found.context_LD, expected, atol=1e-5)
+    tiny.close()
+
+
+@pytest.mark.parametrize("layout", [layouts.tiny_sd1, layouts.tiny_sd2, layouts.tiny_sdxl])
+def test_more_layers_than_the_encoders_have_are_refused_before_any_of_them_runs(
+    layout: Callable[[], layouts.Layout], tmp_path: Path
+) -> None:
+    """Found by extreme values: such jobs were accepted, and failed in their first task. The largest number runs."""
+    tiny = TinyModel(tmp_path, layout())
+    with pytest.raises(UnusableField, match=r"^clip_skip: found 30, expected at most \d+: text encoders of") as refused:
+        build_graph(GenerateRequest(model="tiny", prompt="a chair", seed=1, clip_skip=30), JobId("job"), tiny.catalog)
+    most = int(str(refused.value).split("at most ")[1].split(":")[0])
+    assert encoded(tiny, clip_skip=most).context_LD.any()
+    with pytest.raises(UnusableField, match=f"^clip_skip: found {most + 1}, expected at most {most}:"):
+        build_graph(
+            GenerateRequest(model="tiny", prompt="a chair", seed=1, clip_skip=most + 1), JobId("job"), tiny.catalog
+        )
+    tiny.close()
+
+
+def test_a_clip_with_only_its_pooled_text_read_skips_no_layer(tmp_path: Path) -> None:
+    """As other encoders than CLIP: no number changes what the model reads."""
+    tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
+    found, skipped = encoded(tiny), encoded(tiny, clip_skip=30)
+    assert found.pooled_V is not None
+    assert skipped.pooled_V is not None
+    np.testing.assert_array_equal(found.pooled_V, skipped.pooled_V)
+    np.testing.assert_array_equal(found.context_LD, skipped.context_LD)
     tiny.close()

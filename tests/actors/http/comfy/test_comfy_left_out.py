@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from modelpool.actors.http.comfy.comfy_export import api_format
 from modelpool.actors.http.comfy.comfy_graph import PoolNames
@@ -97,6 +97,21 @@ def test_a_loaded_image_with_several_frames_is_told_of(tmp_path: Path) -> None:
         told = f"node photo (LoadImage): image {path.name!r} has several frames: only the first is used"
         expected = () if path.name == "still.png" else (told,)
         assert [output.warnings for output in outputs_of(graph, names)] == [expected]
+
+
+def test_a_thumbnail_in_a_tiff_is_no_frame(tmp_path: Path) -> None:
+    """Found in a review: a photograph with a thumbnail had the warning of animations. ComfyUI leaves out pages of other
+    sizes than the first one."""
+    whole, other, small = (Image.new("RGB", size, "red") for size in ((64, 64), (64, 64), (16, 16)))
+    copies = TiffImagePlugin.ImageFileDirectory_v2()
+    copies[254] = 1
+    reduced = other.copy()
+    reduced.encoderinfo = {"tiffinfo": copies}
+    whole.save(tmp_path / "photo.tiff", save_all=True, append_images=[small])
+    whole.save(tmp_path / "copy.tiff", save_all=True, append_images=[reduced])
+    whole.save(tmp_path / "pages.tiff", save_all=True, append_images=[small, other])
+    is_animation = is_animation_of(lambda name: Image.open(tmp_path / f"{name}.tiff"))
+    assert [is_animation(name) for name in ("photo", "copy", "pages")] == [False, False, True]
 
 
 def test_a_mask_of_an_image_with_several_frames_is_the_one_that_comfyui_reads() -> None:

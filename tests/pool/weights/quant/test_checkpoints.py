@@ -24,10 +24,12 @@ from modelpool.pool.models.loading.describe import describe
 from modelpool.pool.values.core.errors import BadQuantization
 from modelpool.pool.values.core.joining import why_single
 from modelpool.pool.values.core.stage_params import (
+    BatchMember,
     DecodeParams,
     EncodeParams,
     GuidanceParams,
     ImagePixels,
+    Latent,
     OutputShape,
     Result,
     RunHooks,
@@ -37,12 +39,14 @@ from modelpool.pool.values.core.stage_params import (
     stage_of,
 )
 from modelpool.pool.values.specs.spec import Role, TaskId, TaskSpec
+from modelpool.pool.values.specs.wire_value import evolve
 from modelpool.pool.weights.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.weights.plan.eviction_plan import needed_bytes
 from modelpool.pool.weights.quant.marked_codec import QuantCodec
 from modelpool.pool.weights.quant.quantize import PER_ROW, quantize
 from modelpool.pool.weights.quant.state_dict import load, save
 from tests.pool.input_names import inputs_of
+from tests.pool.pipeline import open_engine
 
 SHAPES = Path(__file__).resolve().parents[4] / "examples" / "shapes"
 UNET = "model.diffusion_model."
@@ -76,32 +80,65 @@ def test_a_file_whose_kernels_scale_inputs_by_the_pass_has_no_batch_size(
 ) -> None:
     """Found in a review: NVFP4 kernels scale inputs by the largest of all rows, unless the file has a scale for them:
     an image had other bytes beside others, in passes of one size, too."""
-    for name, is_scaled, is_refused in (
-        ("nvfp4", False, True),
-        ("nvfp4", True, False),
-        ("float8_e4m3fn", False, False),
+    for name, is_scaled, device, is_refused in (
+        ("nvfp4", False, "cuda", True),
+        ("nvfp4", True, "cuda", False),
+        ("float8_e4m3fn", False, "cuda", False),
+        ("nvfp4", False, "cpu", False),
+        ("nvfp4", False, "sim", False),
     ):
-        tensors = quantized(original, name, {})
-        if is_scaled:
-            scales = {
-                key.removesuffix("weight_scale") + "input_scale": torch.ones(())
-                for key in tensors
-                if key.endswith(".weight_scale")
-            }
-            tensors |= scales
-        save_file(tensors, tmp_path / "shapes.safetensors", {"modelspec.resolution": "64x64"})
-        catalog = Catalog([tmp_path], [], "cpu")
-        facts = catalog.model_defaults(catalog.find_model("shapes")).sampling
-        work = SampleParams(
-            catalog.find_model("shapes"),
-            (),
-            OutputShape(64, 64),
-            SamplingSchedule(2, "euler", "normal"),
-            GuidanceParams(2.0),
-            1,
-        )
-        assert bool(why_single(work, facts)) == is_refused, (name, is_scaled)
+        save_nvfp4(tmp_path, original, name, is_scaled)
+        for known in (True, False):  # a pool of any devices may have cards, whatever this machine has
+            catalog = Catalog([tmp_path], [], device, device_is_known=known)
+            facts, work = catalog.model_defaults(catalog.find_model("shapes")).sampling, sampling(catalog)
+            expected = is_refused or (name == "nvfp4" and not is_scaled and not known)
+            assert bool(why_single(work, facts)) == expected, (name, is_scaled, device, known)
         (tmp_path / "shapes.safetensors").unlink()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_on_hosts_such_a_file_has_equal_bytes_beside_any_others(
+    tmp_path: Path, original: dict[str, Tensor], device: str
+) -> None:
+    """They were refused there, too, though no CPU multiplies NVFP4."""
+    save_nvfp4(tmp_path, original, "nvfp4", is_scaled=False)
+    catalog = Catalog([tmp_path], [], device)
+    engine = open_engine(device, PLENTY_BYTES)
+    model, size = catalog.find_model("shapes"), 4
+    texts: list[Result] = []
+    for text in (PROMPT, "", "a green star", "two blue squares"):
+        work = EncodeParams(model, (), text)
+        texts.append(engine.run(task(catalog, work), work, {}, QUIET)[0])
+    members = []
+    for seed, prompt in enumerate((texts[0], texts[2], texts[3])):
+        sample = evolve(sampling(catalog), seed=seed, batch_size=size)
+        asked = evolve(task(catalog, sample), batch_size=size)
+        members.append(BatchMember(asked, sample, inputs_of(sample, prompt, texts[1]), QUIET))
+    beside = [outcome[0] for outcome in engine.run_batch(members) if not isinstance(outcome, Exception)]
+    alone = [
+        outcome[0] for each in members for outcome in engine.run_batch([each]) if not isinstance(outcome, Exception)
+    ]
+    assert len(beside) == len(alone) == len(members)
+    for one, other in zip(beside, alone, strict=True):
+        assert isinstance(one, Latent)
+        assert isinstance(other, Latent)
+        np.testing.assert_array_equal(one.samples_CHW, other.samples_CHW)
+    engine.close()
+
+
+def save_nvfp4(folder: Path, original: dict[str, Tensor], name: str, is_scaled: bool) -> None:
+    """The example model quantized to this format, with a scale of the inputs of each layer if `is_scaled`."""
+    tensors = quantized(original, name, {})
+    if is_scaled:
+        keys = [key.removesuffix("weight_scale") for key in tensors if key.endswith(".weight_scale")]
+        tensors |= {f"{key}input_scale": torch.ones(()) for key in keys}
+    save_file(tensors, folder / "shapes.safetensors", {"modelspec.resolution": "64x64"})
+
+
+def sampling(catalog: Catalog) -> SampleParams:
+    """A short run of the file."""
+    model, schedule = catalog.find_model("shapes"), SamplingSchedule(2, "euler", "normal")
+    return SampleParams(model, (), OutputShape(64, 64), schedule, GuidanceParams(2.0), 1)
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, Stage, TaskId
+from modelpool.pool.values.core.errors import GIB
+from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, Stage, TaskId, WorkerId
+from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.record.log_trace import live_trace
 from modelpool.scheduler.simulator.workloads.trace_lines import from_lines, to_lines
 from tests.scheduler.recorded import RecordedShell, busy_afternoon
-from tests.scheduler.world import COMPONENTS, alone, image, sample
+from tests.scheduler.world import COMPONENTS, alone, encode, image, sample
 
 
 def test_jobs_come_as_they_came_the_first_at_once() -> None:
@@ -92,6 +96,46 @@ def test_deadlines_move_with_the_clock_and_bad_jobs_are_left_out() -> None:
     (job,) = live.workload.jobs
     assert (job.at, job.job.deadline) == (0.0, 7.0)
     assert live.refused == 1
+
+
+def test_packs_of_a_log_stay_packs_up_to_their_last_job_that_is_left() -> None:
+    """Found in a review: replayed jobs started one by one, where the pool had started those of a pack together. The
+    last job of a pack may be refused, or behind the end of the log."""
+    shell = RecordedShell()
+    shell.workers(a=64)
+    shell.submit_together([image(f"a{seed}", seed=seed) for seed in range(3)])
+    shell.submit(image("alone", seed=3))
+    broken = replace(image("broken"), wanted=TaskId("nobody makes this"))
+    shell.submit_together([image("b0", seed=4), image("b1", seed=5), broken])
+    shell.submit_together([image("c0", seed=6), image("c1", seed=7)])
+    assert isinstance(shell.entries[-1].event, Submitted)
+    live = live_trace(shell.entries[:-1], "packs")
+    followed = {submitted.job.job_id: submitted.others_follow for submitted in live.workload.jobs}
+    assert followed == {"a0": True, "a1": True, "a2": False, "alone": False, "b0": True, "b1": False, "c0": False}
+    assert from_lines(to_lines(live.workload)) == live.workload
+
+
+def test_a_replayed_pack_fills_its_passes() -> None:
+    """Four texts of a pack, on an idle worker: one pass of four; submitted one by one, they have more."""
+    passes = []
+    for together in (True, False):
+        shell = RecordedShell()
+        shell.workers(a=64)
+        jobs = [alone(f"j{number}", encode(str(number), batch_size=4)) for number in range(4)]
+        if together:
+            shell.submit_together(jobs)
+        else:
+            for job in jobs:
+                shell.submit(job)
+        workload = live_trace(shell.entries, "texts").workload
+        cluster = VirtualCluster(SchedulerState(), [SimulatedGpu(WorkerId("a"), GIB, float(GIB))])
+        cluster.start(workload.components)
+        for submitted in workload.jobs:
+            cluster.post(submitted)
+        cluster.run()
+        assert len(cluster.outcomes) == 4
+        passes.append(len({run.started_at for run in cluster.runs}))
+    assert passes[0] == 1 < passes[1]
 
 
 def test_a_log_without_jobs_is_an_empty_workload() -> None:

@@ -94,7 +94,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             draw(st.none() | st.just(max(at, draw(SECONDS)))),
             draw(st.text(max_size=3)),
         )
-        jobs.append(Submitted(at, job))
+        jobs.append(Submitted(at, job, others_follow=number + 1 < len(times) and draw(st.booleans())))
     return Workload(draw(st.text(max_size=5)), components, tuple(jobs))
 
 
@@ -236,6 +236,8 @@ BAD = {
     "a LoRA twice": ([HEADER, MODEL, '{"at": 0, "model": "m", "loras": ["x", "x"]}'], "line 3: loras"),
     "a LoRA of two": ([HEADER, MODEL, '{"at": 0, "model": "m", "loras": ["x+y"]}'], "line 3: loras: found 'x\\+y'"),
     "no steps": ([HEADER, MODEL, '{"at": 0, "model": "m", "steps": 0}'], "line 3: steps: found 0"),
+    "nobody behind the last job": ([HEADER, VAE, DECODE, changed(JOB, others_follow=1)], "others_follow of a: found"),
+    "others that follow, in words": ([HEADER, VAE, DECODE, changed(JOB, others_follow="yes")], "line 4: others_follow"),
     "both forms": ([HEADER, MODEL, changed(JOB, model="m")], "field of line 3 'tasks'"),
 }
 
