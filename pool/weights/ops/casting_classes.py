@@ -19,7 +19,7 @@ from modelpool.pool.weights.ops.cast import WeightFunction
 from modelpool.pool.weights.ops.context import check_interrupt, current
 from modelpool.pool.weights.ops.convolution import conv3d, installed_torch_has_conv3d_fault
 from modelpool.pool.weights.ops.deferred import deferred_cast
-from modelpool.pool.weights.ops.layers import FORWARDS
+from modelpool.pool.weights.ops.layers import FORWARDS, WEIGHTLESS_FORWARDS
 
 #: attribute of an instance with its weight functions: a dictionary from parameter name to an ordered tuple
 FUNCTIONS_ATTRIBUTE = "_weight_functions"
@@ -99,8 +99,8 @@ def casting_class(cls: type[nn.Module], has_weight: bool) -> type[nn.Module]:
     class name.
     """
     members: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    forward = FORWARDS.get(cls.forward)
-    if forward is not None and has_weight:
+    forward = FORWARDS.get(cls.forward) if has_weight else WEIGHTLESS_FORWARDS.get(cls.forward)
+    if forward is not None:
         members["forward"] = forward
     if getattr(cls, "_conv_forward", None) is nn.Conv3d._conv_forward and installed_torch_has_conv3d_fault():
         members["_conv_forward"] = conv3d

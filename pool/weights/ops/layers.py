@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +71,39 @@ def _linear_low_rank(self: nn.Linear, x: Tensor, context: ComputeContext | None)
     return low_rank.add_to(out, x)
 
 
-def _conv(self: Any, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
+#: a layer's arithmetic: layer, input, weight and bias -> result, by one operation of torch
+LayerFunction: TypeAlias = Callable[[Any, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def _forward(function: LayerFunction) -> Callable[[Any, Tensor], Tensor]:
+    """Return the forward that computes `function`, by the device's layer kernel where it takes the call."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        context = check_interrupt()
+        if context is not None and context.layer is not None and not self.__dict__.get("_weight_functions"):
+            parameters = self._parameters
+            out = context.layer(function, self, x, parameters["weight"], parameters.get("bias"))
+            if out is not None:
+                return out
+        weight, bias = _weights(self, x)
+        return function(self, x, weight, bias)
+
+    return forward
+
+
+def _convolved(self: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     out: Tensor = self._conv_forward(x, weight, bias)
     return out
+
+
+_zero_padded_conv = _forward(_convolved)
+
+
+def _conv(self: Any, x: Tensor) -> Tensor:
+    if self.padding_mode == "zeros":
+        return _zero_padded_conv(self, x)
+    check_interrupt()  # another padding is an operation of its own, which no layer kernel takes
+    return _convolved(self, x, *_weights(self, x))
 
 
 def _conv_transpose(function: Callable[..., Tensor], num_dims: int) -> Callable[..., Tensor]:
@@ -90,22 +118,31 @@ def _conv_transpose(function: Callable[..., Tensor], num_dims: int) -> Callable[
     return forward
 
 
-def _group_norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
-    return F.group_norm(x, self.num_groups, weight, bias, self.eps)
+def _group_normed(self: nn.GroupNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if x.numel() == self.num_groups:  # torch's function refuses groups of one value, at three times the price
+        return F.group_norm(x, self.num_groups, weight, bias, self.eps)
+    return torch.group_norm(x, self.num_groups, weight, bias, self.eps, torch.backends.cudnn.enabled)
 
 
-def _layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
+def _layer_normed(self: nn.LayerNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return torch.layer_norm(x, self.normalized_shape, weight, bias, self.eps, False)
 
 
-def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, _ = _weights(self, x)
+def _rms_normed(self: nn.RMSNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def _silu(self: nn.SiLU, x: Tensor) -> Tensor:
+    context = None if torch.compiler.is_compiling() else current()
+    if context is not None and context.layer is not None and not self.inplace:
+        out = context.layer(_silu_of, self, x, None, None)
+        if out is not None:
+            return out
+    return F.silu(x, inplace=self.inplace)
+
+
+def _silu_of(self: nn.SiLU, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return F.silu(x)
 
 
 def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -123,6 +160,8 @@ def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = 
     return gather_rows(table, ids, dtype)
 
 
+#: torch's forward -> the replacement, of layers without weights
+WEIGHTLESS_FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType({nn.SiLU.forward: _silu})
 #: torch's forward -> the replacement
 FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -133,9 +172,9 @@ FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
         nn.ConvTranspose1d.forward: _conv_transpose(F.conv_transpose1d, 1),
         nn.ConvTranspose2d.forward: _conv_transpose(F.conv_transpose2d, 2),
         nn.ConvTranspose3d.forward: _conv_transpose(F.conv_transpose3d, 3),
-        nn.GroupNorm.forward: _group_norm,
-        nn.LayerNorm.forward: _layer_norm,
-        nn.RMSNorm.forward: _rms_norm,
+        nn.GroupNorm.forward: _forward(_group_normed),
+        nn.LayerNorm.forward: _forward(_layer_normed),
+        nn.RMSNorm.forward: _forward(_rms_normed),
         nn.Embedding.forward: _embedding,
     }
 )
