@@ -17,7 +17,7 @@ from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choo
 from modelpool.pool.devices.memory_limits import HostMemory, HostMemoryReader
 from modelpool.pool.devices.memory_wait import MemoryWait
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.sim.tensor import linear as sim_linear
+from modelpool.pool.devices.sim import sim_layers
 from modelpool.pool.devices.torch_api.torch_private import set_allocator_settings
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
@@ -94,6 +94,7 @@ class OpenDevice:
     """An open device, ready for computation.
 
     linear  computes a linear layer from input, weight and bias, or returns None to decline; None for torch's
+    layer   the same for other layers: `function(layer, input, weight, bias)`, one operation of torch
     """
 
     kind: DeviceKind
@@ -101,6 +102,7 @@ class OpenDevice:
     name: str
     memory: DeviceMemory
     linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None] | None = None
+    layer: Callable[..., torch.Tensor | None] | None = None
 
 
 class _FixedMemory:
@@ -238,7 +240,9 @@ def open_device(
             keep_freed_memory()
             sim.configure(index, budget_bytes or DEFAULT_SIM_BYTES)
             place = torch.device("sim", index)
-            return OpenDevice(DeviceKind.SIM, place, "simulated GPU", SimMemory(index), sim_linear)
+            return OpenDevice(
+                DeviceKind.SIM, place, "simulated GPU", SimMemory(index), sim_layers.linear, sim_layers.layer
+            )
         case DeviceKind.CPU:
             keep_freed_memory()
             return OpenDevice(DeviceKind.CPU, torch.device("cpu"), "CPU", CpuMemory(budget_bytes))

@@ -233,7 +233,9 @@ class Engine:
         )
         self._pipeline = pipeline
         kernels = AttentionKernels(attention_priority(capabilities), compute.attention)
-        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, kernels, compute.compiler, graphs)
+        self._tools = RunTools(
+            device.memory.ledger, pipeline, device.linear, kernels, compute.compiler, graphs, device.layer
+        )
         self._runner = TaskRunner(
             device,
             self.vram,

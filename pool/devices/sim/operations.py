@@ -145,6 +145,7 @@ _FAST_ENTRANCES: dict[OpOverload, Callable[..., Any]] = {
 class DirectKind(enum.Enum):
     """What a method of DIRECT_METHODS returns."""
 
+    BINARY = enum.auto()  # a fresh tensor; the only argument is a number or a tensor
     ELEMENTWISE = enum.auto()  # a fresh tensor; other tensors may be among the positional arguments
     VIEW = enum.auto()  # a view of the tensor
     VIEWS = enum.auto()  # several views of the tensor
@@ -157,24 +158,9 @@ class DirectKind(enum.Enum):
 # to the device otherwise.
 DIRECT_METHODS: Mapping[str, DirectKind] = MappingProxyType(
     {
+        **dict.fromkeys(("__add__", "__matmul__", "__mul__", "__sub__", "__truediv__"), DirectKind.BINARY),
         **dict.fromkeys(
-            (
-                "__add__",
-                "__matmul__",
-                "__mul__",
-                "__neg__",
-                "__sub__",
-                "__truediv__",
-                "add",
-                "div",
-                "matmul",
-                "mean",
-                "mul",
-                "neg",
-                "pow",
-                "sub",
-            ),
-            DirectKind.ELEMENTWISE,
+            ("__neg__", "add", "div", "matmul", "mean", "mul", "neg", "pow", "sub"), DirectKind.ELEMENTWISE
         ),
         **dict.fromkeys(
             ("expand", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"), DirectKind.VIEW

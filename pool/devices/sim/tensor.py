@@ -20,6 +20,7 @@ from modelpool.pool.devices.sim.sim_registry import SimDevice, SimDevices
 from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
 
 CPU = torch.device("cpu")
+STRIDED = torch.strided
 
 
 Method: TypeAlias = Callable[..., Any]
@@ -29,6 +30,24 @@ def _dispatched() -> bool:
     """Whether torch's dispatcher has more to do than to run an operation: it may record a gradient, and in inference
     mode it tells that mode's tensors from others."""
     return torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+
+
+def _binary_method(method: Method) -> Method:
+    def direct(self: SimTensor, other: Any) -> Any:
+        sim = self._sim
+        if sim.is_lost or _dispatched():
+            return method(self, other)
+        if type(other) is SimTensor:
+            if other._sim is not sim:
+                return method(self, other)
+            result = method(self._inner, other._inner)
+        elif isinstance(other, torch.Tensor):
+            return method(self, other)
+        else:
+            result = method(self._inner, other)
+        return result if result is NotImplemented else wrap_fresh(result, sim)
+
+    return direct
 
 
 def _elementwise_method(method: Method) -> Method:
@@ -44,8 +63,7 @@ def _elementwise_method(method: Method) -> Method:
                 return method(self, *args)
             else:
                 inner_args.append(value)
-        result = method(self._inner, *inner_args)
-        return result if result is NotImplemented else wrap(result, sim)
+        return wrap_fresh(method(self._inner, *inner_args), sim)
 
     return direct
 
@@ -105,6 +123,7 @@ def _indexing_method(method: Method) -> Method:
 
 _INDEX_PARTS = frozenset((int, slice, type(None), type(Ellipsis)))  # their result is a view
 _DIRECT_METHODS: Mapping[DirectKind, Callable[[Method], Method]] = {
+    DirectKind.BINARY: _binary_method,
     DirectKind.ELEMENTWISE: _elementwise_method,
     DirectKind.VIEW: _view_method,
     DirectKind.VIEWS: _views_method,
@@ -217,14 +236,22 @@ def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
     return wrap_charged(inner, sim)
 
 
+def wrap_fresh(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
+    """`wrap` for a tensor with a storage that was made for it."""
+    storage: Any = inner.untyped_storage()
+    storage.sim_allocation = SimAllocation(sim.ledger, storage.nbytes())
+    return wrap_charged(inner, sim)
+
+
 def wrap_charged(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
     """`wrap` for a tensor with storage that is charged to `sim`."""
-    if inner.is_contiguous() and not inner.storage_offset():
-        tensor = make_wrapper(SimTensor, inner.shape, dtype=inner.dtype, device=sim.torch_device)
+    # by position: torch parses names in a third of the time that it takes to make a tensor
+    offset = inner.storage_offset()
+    if offset or not inner.is_contiguous():
+        strides = inner.stride()
+        tensor = make_wrapper(SimTensor, inner.shape, strides, offset, None, inner.dtype, STRIDED, sim.torch_device)
     else:
-        tensor = make_wrapper(
-            SimTensor, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=sim.torch_device
-        )
+        tensor = make_wrapper(SimTensor, inner.shape, None, None, None, inner.dtype, STRIDED, sim.torch_device)
     tensor._inner = inner
     tensor._sim = sim
     return tensor
@@ -236,23 +263,19 @@ def _become(tensor: SimTensor, other: SimTensor) -> None:
     tensor._inner, tensor._sim = other._inner, other._sim
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """`torch.nn.functional.linear` above torch's dispatcher, as the methods of DIRECT_METHODS, for the layer that a
-    model calls most.
-
-    Returns None where the dispatcher decides, and for weights of another dtype.
-    """
-    if type(x) is not SimTensor or type(weight) is not SimTensor or _dispatched():
+def common_device(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> SimDevice | None:
+    """Return the device that a layer may compute on above torch's dispatcher. None where the dispatcher decides, and
+    for weights of another dtype."""
+    if type(x) is not SimTensor or _dispatched():
         return None
-    sim = x._sim
-    inner, inner_weight, inner_bias = x._inner, weight._inner, None
-    if weight._sim is not sim or sim.is_lost or inner_weight.dtype is not inner.dtype:
+    sim, dtype = x._sim, x._inner.dtype
+    if sim.is_lost:
         return None
-    if bias is not None:
-        if type(bias) is not SimTensor or bias._sim is not sim or bias._inner.dtype is not inner.dtype:
+    for tensor in (weight, bias):
+        is_ready = type(tensor) is SimTensor and tensor._sim is sim and tensor._inner.dtype is dtype
+        if tensor is not None and not is_ready:
             return None
-        inner_bias = bias._inner
-    return wrap(torch.nn.functional.linear(inner, inner_weight, inner_bias), sim)
+    return sim
 
 
 def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

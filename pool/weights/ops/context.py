@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from modelpool.pool.weights.ops.attention_calls import AttentionKernels, routed
 
 #: alternative computation of a linear layer: (input, stored weight, stored bias) -> result, or None to decline
 LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
+#: alternative computation of another layer: (function, layer, input, stored weight, stored bias) -> the result of
+#: function(layer, input, weight, bias), which is one operation; or None to decline
+LayerKernel: TypeAlias = Callable[[Callable[..., Tensor], Any, Tensor, Tensor | None, Tensor | None], Tensor | None]
 
 
 class Peers(Protocol):
@@ -42,6 +45,7 @@ class ComputeContext:
     linear     tried first by linear layers without weight functions; not while a graph is compiled
     uploader   moves host weights to `device`; None to copy them synchronously
     peers      asked first for host weights; None if none are on other GPUs
+    layer      tried first by convolutions, norms and activations, as `linear` is
     """
 
     device: torch.device
@@ -51,6 +55,7 @@ class ComputeContext:
     linear: LinearKernel | None = None
     uploader: Uploader | None = None
     peers: Peers | None = None
+    layer: LayerKernel | None = None
 
 
 _CURRENT: ContextVar[ComputeContext | None] = ContextVar("compute_context", default=None)
@@ -74,6 +79,7 @@ def compute(
     linear: LinearKernel | None = None,
     attention: Sequence[AttentionBackend] | AttentionKernels = (),
     uploader: Uploader | None = None,
+    layer: LayerKernel | None = None,
 ) -> Iterator[None]:
     """Make model calls inside the block compute on `device` in `dtype`. Contexts nest; the innermost applies.
 
@@ -82,7 +88,7 @@ def compute(
     """
     kernels = attention if isinstance(attention, AttentionKernels) else AttentionKernels(attention)
     with use_attention_kernels(kernels.order), routed(kernels):
-        token = _CURRENT.set(ComputeContext(device, dtype, interrupt, ledger, linear, uploader))
+        token = _CURRENT.set(ComputeContext(device, dtype, interrupt, ledger, linear, uploader, None, layer))
         try:
             yield
         finally:

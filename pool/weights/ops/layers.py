@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.weights.ops.cast import cast, gather_rows
-from modelpool.pool.weights.ops.context import ComputeContext, check_interrupt, current
+from modelpool.pool.weights.ops.context import ComputeContext, LayerKernel, check_interrupt, current
 from modelpool.pool.weights.ops.low_rank_linear import LOW_RANK_ATTRIBUTE, LowRankPath
 from modelpool.pool.weights.ops.packed import PackedWeight
 
@@ -71,8 +71,46 @@ def _linear_low_rank(self: nn.Linear, x: Tensor, context: ComputeContext | None)
     return low_rank.add_to(out, x)
 
 
+#: a layer's arithmetic: layer, input, weight and bias -> result, by one operation of torch
+LayerFunction: TypeAlias = Callable[[Any, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def _by_kernel(kernel: LayerKernel, function: LayerFunction, layer: nn.Module, x: Tensor) -> Tensor | None:
+    """Return what the device's layer kernel computes of stored weights; None if it declines, or weights have
+    functions."""
+    if layer.__dict__.get("_weight_functions"):
+        return None
+    parameters = layer._parameters
+    return kernel(function, layer, x, parameters["weight"], parameters.get("bias"))
+
+
+def _forward(function: LayerFunction) -> Callable[[Any, Tensor], Tensor]:
+    """Return the forward that computes `function`, by the device's layer kernel where it takes the call."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        context = check_interrupt()
+        if context is not None and context.layer is not None:
+            out = _by_kernel(context.layer, function, self, x)
+            if out is not None:
+                return out
+        weight, bias = _weights(self, x)
+        return function(self, x, weight, bias)
+
+    return forward
+
+
+def _convolved(self: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    out: Tensor = self._conv_forward(x, weight, bias)
+    return out
+
+
 def _conv(self: Any, x: Tensor) -> Tensor:
-    check_interrupt()
+    context = check_interrupt()
+    # another padding is an operation of its own, which no layer kernel takes
+    if context is not None and context.layer is not None and self.padding_mode == "zeros":
+        found = _by_kernel(context.layer, _convolved, self, x)
+        if found is not None:
+            return found
     weight, bias = _weights(self, x)
     out: Tensor = self._conv_forward(x, weight, bias)
     return out
@@ -90,24 +128,31 @@ def _conv_transpose(function: Callable[..., Tensor], num_dims: int) -> Callable[
     return forward
 
 
-def _group_norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
+def _group_normed(self: nn.GroupNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if x.numel() == self.num_groups:  # torch's function refuses groups of one value, at three times the price
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
     return torch.group_norm(x, self.num_groups, weight, bias, self.eps, torch.backends.cudnn.enabled)
 
 
-def _layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, bias = _weights(self, x)
+def _layer_normed(self: nn.LayerNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return torch.layer_norm(x, self.normalized_shape, weight, bias, self.eps, False)
 
 
-def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    check_interrupt()
-    weight, _ = _weights(self, x)
+def _rms_normed(self: nn.RMSNorm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def _silu(self: nn.SiLU, x: Tensor) -> Tensor:
+    context = None if torch.compiler.is_compiling() else current()
+    if context is not None and context.layer is not None and not self.inplace:
+        out = context.layer(_silu_of, self, x, None, None)
+        if out is not None:
+            return out
+    return F.silu(x, inplace=self.inplace)
+
+
+def _silu_of(self: nn.SiLU, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return F.silu(x)
 
 
 def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -131,7 +176,9 @@ def _dropout(self: nn.Dropout, x: Tensor) -> Tensor:
 
 
 #: torch's forward -> the replacement, of layers without weights
-WEIGHTLESS_FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType({nn.Dropout.forward: _dropout})
+WEIGHTLESS_FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
+    {nn.Dropout.forward: _dropout, nn.SiLU.forward: _silu}
+)
 #: torch's forward -> the replacement
 FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -142,9 +189,9 @@ FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
         nn.ConvTranspose1d.forward: _conv_transpose(F.conv_transpose1d, 1),
         nn.ConvTranspose2d.forward: _conv_transpose(F.conv_transpose2d, 2),
         nn.ConvTranspose3d.forward: _conv_transpose(F.conv_transpose3d, 3),
-        nn.GroupNorm.forward: _group_norm,
-        nn.LayerNorm.forward: _layer_norm,
-        nn.RMSNorm.forward: _rms_norm,
+        nn.GroupNorm.forward: _forward(_group_normed),
+        nn.LayerNorm.forward: _forward(_layer_normed),
+        nn.RMSNorm.forward: _forward(_rms_normed),
         nn.Embedding.forward: _embedding,
     }
 )

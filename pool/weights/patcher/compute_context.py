@@ -17,7 +17,7 @@ from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import StreamOrder
 from modelpool.pool.weights.ops.attention_calls import AttentionKernels
-from modelpool.pool.weights.ops.context import LinearKernel, compute
+from modelpool.pool.weights.ops.context import LayerKernel, LinearKernel, compute
 from modelpool.pool.weights.patcher.compiled_blocks import BlockCompiler
 from modelpool.pool.weights.patcher.graphed_calls import GraphStore
 
@@ -39,6 +39,7 @@ class RunTools:
     compiler   compiles the repeated blocks of diffusion models; None to compile nothing
     graphs     captures calls of diffusion models; None to capture nothing
     attention  the order of attention kernels; empty for torch's choice. Shared by all components of an engine
+    layer      tried first by convolutions, norms and activations; None for torch's arithmetic
     """
 
     ledger: TransferLedger | None = None
@@ -47,6 +48,7 @@ class RunTools:
     attention: AttentionKernels = field(default_factory=AttentionKernels)
     compiler: BlockCompiler | None = None
     graphs: GraphStore | None = None
+    layer: LayerKernel | None = None
 
     def works_around(self, error: Exception) -> bool:
         """Leave out the attention kernel that `error` is a refusal of, once. Returns whether another try is worth it.
@@ -104,7 +106,7 @@ class RunTools:
         if self.pipeline is not None and history is not None:
             uploader = self.pipeline.uploader(history.order, kept_bytes)
         try:
-            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader):
+            with compute(device, dtype, interrupt, self.ledger, self.linear, self.attention, uploader, self.layer):
                 yield
         finally:
             if uploader is not None:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.operations import DIRECT_METHODS
-from modelpool.pool.devices.sim.tensor import linear as direct_linear
+from modelpool.pool.devices.sim.sim_layers import linear as direct_linear
 from tests.each_case import each_case
 
 INDEX = 6  # of a device that no other test uses
