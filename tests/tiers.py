@@ -15,6 +15,7 @@ A test that the command line names with "::" always runs.
 
 from __future__ import annotations
 
+import heapq
 import subprocess
 import zlib
 from collections import defaultdict
@@ -103,12 +104,23 @@ def left_out(
             function, _, case = item.nodeid.partition("[")
             groups[function if case else item.nodeid.partition("::")[0]].append(item)
     for name, group in groups.items():
-        # by a hash, so that a fifth contains cases of all kinds
-        group.sort(key=lambda item: (_hash(item.nodeid), item.nodeid))
-        count = min(ROTATIONS, len(group))
-        turn = (rotation + _hash(name)) % count
-        out.update(item for index, item in enumerate(group) if index % count != turn)
+        parts = _parts(group, recorded_seconds if name in (_LONG, _LONG_RAY) else {})
+        turn = (rotation + _hash(name)) % len(parts)
+        out.update(item for number, part in enumerate(parts) if number != turn for item in part)
     return out
+
+
+def _parts(group: list[pytest.Item], seconds: Mapping[str, float]) -> list[list[pytest.Item]]:
+    """Divide tests into parts for one rotation each, which take equally long: the longest of the tests that remain is
+    added to the shortest part. Tests without a record are counted; by a hash, so that a part has cases of all kinds."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(min(ROTATIONS, len(group)))]
+    taken = [(0.0, number) for number in range(len(parts))]
+    group.sort(key=lambda item: (-seconds.get(item.nodeid, 1.0), _hash(item.nodeid), item.nodeid))
+    for item in group:
+        used, number = heapq.heappop(taken)
+        parts[number].append(item)
+        heapq.heappush(taken, (used + seconds.get(item.nodeid, 1.0), number))
+    return parts
 
 
 def _long_seconds(item: pytest.Item) -> float:

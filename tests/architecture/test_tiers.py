@@ -67,6 +67,18 @@ def test_long_tests_rotate_together_and_those_with_ray_if_they_are_very_long() -
     assert set().union(*ran) == {*seconds, *always}
 
 
+def test_rotations_of_long_tests_take_equally_long() -> None:
+    """Divided by their number, one of five took 18 % longer than another."""
+    tests = [item(f"tests/a.py::test_{number}") for number in range(200)]
+    seconds = {test.nodeid: 1.1 + number % 37 for number, test in enumerate(tests)}
+    sums = [
+        sum(seconds[test.nodeid] for test in {*tests} - left_out(tests, rotation, seconds))
+        for rotation in range(ROTATIONS)
+    ]
+    assert sum(sums) == pytest.approx(sum(seconds.values()))
+    assert max(sums) < 1.02 * min(sums)
+
+
 def test_a_loop_tries_each_case_in_one_rotation() -> None:
     tried = [part_of(CASES, rotation) for rotation in range(7, 7 + ROTATIONS)]
     assert sorted(case for part in tried for case in part) == sorted(CASES)
