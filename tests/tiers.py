@@ -3,12 +3,12 @@
 Two markers take tests out of the usual run:
 
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
-- `rotates`: one fifth runs usually, and another fifth with the next rotation, so that five rotations run all. Each
-  parametrized function runs a fifth of its cases, and each file a fifth of its functions without parameters; at least
-  one of each. The folders and files of `COMPARISONS` rotate, too, and, all together, the tests that were recorded above
-  `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json).
+- `rotates`: one sixth runs usually, and another sixth with the next rotation, so that six rotations run all: of each
+  marked function with parameters a sixth of its cases, and of each file a sixth of its other marked functions; at least
+  one of each. The tests of each file of `COMPARISONS` rotate, too, and, all together, the tests that were recorded
+  above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally long.
 
-A test with the fixture `in_rotation` loops over a fifth of its cases.
+A test with the fixture `in_rotation` loops over a sixth of its cases.
 
 A test that the command line names with "::" always runs.
 """
@@ -53,9 +53,9 @@ COMPARISONS = (
 #: files of these folders with tests that are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: seconds above which a test rotates: without and with Ray
-LONG_SECONDS, LONG_RAY_SECONDS = 1.0, 10.0
-#: rotations after which every test has run
-ROTATIONS = 5
+LONG_SECONDS, LONG_RAY_SECONDS = 0.8, 10.0
+#: rotations after which every test has run: the fewest with which a run takes twelve minutes on two cores
+ROTATIONS = 6
 ROOT = Path(__file__).parents[1]
 #: the groups of long tests
 _LONG, _LONG_RAY = "", "ray"
@@ -66,7 +66,7 @@ class InRotation(Protocol):
     """The fixture `in_rotation`: returns the cases that this run tries, by their names."""
 
     def __call__(self, cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
-        """Return a fifth of them, or all in nightly runs and if the command line names the test."""
+        """Return a sixth of them, or all in nightly runs and if the command line names the test."""
         ...
 
 
@@ -101,13 +101,18 @@ def left_out(
         elif recorded_seconds.get(item.nodeid, 0.0) > _long_seconds(item):
             groups[_LONG_RAY if item.get_closest_marker("ray") else _LONG].append(item)
         elif rotates(item):
-            function, _, case = item.nodeid.partition("[")
-            groups[function if case else item.nodeid.partition("::")[0]].append(item)
+            groups[_group(item)].append(item)
     for name, group in groups.items():
         parts = _parts(group, recorded_seconds if name in (_LONG, _LONG_RAY) else {})
         turn = (rotation + _hash(name)) % len(parts)
         out.update(item for number, part in enumerate(parts) if number != turn for item in part)
     return out
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the name of the tests with which this one takes turns."""
+    file, function = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+    return function if item.get_closest_marker("rotates") and function != item.nodeid else file
 
 
 def _parts(group: list[pytest.Item], seconds: Mapping[str, float]) -> list[list[pytest.Item]]:
@@ -135,7 +140,7 @@ def rotates(item: pytest.Item) -> bool:
 
 
 def part_of(cases: Iterable[Case], rotation: int, name: Callable[[Case], str] = str) -> list[Case]:
-    """Return the fifth of the cases that one rotation tries, by the hashes of their names."""
+    """Return the sixth of the cases that one rotation tries, by the hashes of their names."""
     turn = rotation % ROTATIONS
     return [case for case in cases if _hash(name(case)) % ROTATIONS == turn]
 
