@@ -35,7 +35,7 @@ def some_tests() -> list[Any]:
 @pytest.mark.parametrize("rotation", range(ROTATIONS))
 def test_each_rotation_has_its_part_of_each_function_and_file_and_at_least_one_test(rotation: int) -> None:
     ran = names_of(some_tests(), rotation)
-    assert len(ran & set(CASES)) in (3, 4)
+    assert len(ran & set(CASES)) in (2, 3)
     assert len(ran & set(PAIR)) == 1
     assert len(ran & set(FUNCTIONS)) in (1, 2)
     assert ran >= {"tests/c.py::test_alone[case]", "tests/a.py::test_usual"}
@@ -43,10 +43,10 @@ def test_each_rotation_has_its_part_of_each_function_and_file_and_at_least_one_t
 
 
 def test_each_rotation_has_its_part_of_each_file_of_comparisons() -> None:
-    """Each function had a case of its own in each rotation, which is twice as many tests."""
-    tests = [item(f"{COMPARISONS[0]}::test_{number % 9}[{number}]") for number in range(36)]
+    """Each function had a case of its own in each rotation, which was half as many tests again."""
+    tests = [item(f"{COMPARISONS[0]}::test_{number % 9}[{number}]") for number in range(5 * ROTATIONS)]
     ran = [names_of(tests, rotation) for rotation in range(ROTATIONS)]
-    assert {len(each) for each in ran} == {36 // ROTATIONS}
+    assert {len(each) for each in ran} == {5}
     assert set().union(*ran) == {test.nodeid for test in tests}
 
 
@@ -71,7 +71,7 @@ def test_long_tests_rotate_together_and_those_with_ray_if_they_are_very_long() -
     known = {test.nodeid: 21.0 for test in very_long}
     assert all(len(left_out(very_long, rotation, known)) == ROTATIONS - 1 for rotation in range(ROTATIONS))
     always = {tests[0].nodeid, with_ray.nodeid}
-    assert all(always <= each and len(each) in (3, 4) for each in ran), "nine tests in six parts"
+    assert all(always <= each and len(each) in (3, 4) for each in ran)
     assert set().union(*ran) == {*seconds, *always}
 
 
