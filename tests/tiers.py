@@ -3,10 +3,11 @@
 Two markers take tests out of the usual run:
 
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
-- `rotates`: one eighth runs usually, and another with the next rotation, so that eight rotations run all: of each marked
-  function with parameters an eighth of its cases, and of each file an eighth of its other marked functions; at least
-  one of each. The tests of each file of `COMPARISONS` rotate, too, and, all together, the tests that were recorded
-  above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally long.
+- `rotates`: one eighth runs usually, and another with the next rotation, so that eight rotations run all: of each
+  marked function with parameters an eighth of its cases, and of each file an eighth of its other marked functions; at
+  least one of each. The tests of each file of `COMPARISONS` rotate, too, and, all together, the tests that were
+  recorded above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally
+  long.
 
 A test with the fixture `in_rotation` loops over an eighth of its cases.
 
