@@ -53,8 +53,6 @@ settings.register_profile("nightly", deadline=None, max_examples=NIGHTLY_EXAMPLE
 #: how long tests took when they were last recorded, on a machine with two cores
 DURATIONS = Path(__file__).with_name("durations.json")
 RECORDED_SECONDS, SLOW_SECONDS = 0.5, 0.7
-#: files with such a test come first: at the end, one process would wait for it
-LONG_SECONDS = 10.0
 #: in every file that has tests with Ray
 RAY_MARK = "mark.ray"
 
@@ -153,7 +151,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --nightly, --rotation, --record-durations and --forks."""
     forked.add_option(parser)
     parser.addoption("--nightly", action="store_true", help="run all tests (tests/tiers.py)")
-    parser.addoption("--rotation", type=int, metavar="N", help="which fifth of the tests that rotate runs")
+    parser.addoption("--rotation", type=int, metavar="N", help="which eighth of the tests that rotate runs")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
 
 
@@ -195,9 +193,9 @@ def recorded_durations() -> dict[str, float]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what other tiers and rotations run. Mark tests `slow` that were recorded above `SLOW_SECONDS`, skip
-    `gpu` tests on machines without CUDA, start with the files of the longest tests, and keep the `ray` tests of one
-    process together at the end, in the order of their files' recorded times, longest first: files are the units that
-    two processes share."""
+    `gpu` tests on machines without CUDA, and keep the `ray` tests of one process together at the end. Files are in the
+    order of the recorded seconds of their tests that run, longest first: files are the units that processes share, and
+    with a long one at the end, one process would work alone."""
     if not config.option.nightly:
         others = left_out(items, config.option.rotation, recorded_durations())
         out = {item for item in others if not is_named(item, config.args)}
@@ -215,15 +213,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
     of_files: collections.Counter[str] = collections.Counter()
-    for test, seconds in durations.items():
-        of_files[test.partition("::")[0]] += seconds
-    long_files = {test.partition("::")[0] for test, seconds in durations.items() if seconds > LONG_SECONDS}
+    for item in items:
+        of_files[item.nodeid.partition("::")[0]] += durations.get(item.nodeid, 0.0)
 
-    def place(item: pytest.Item) -> tuple[int, float, str]:
+    def place(item: pytest.Item) -> tuple[bool, float, str]:
         file = item.nodeid.partition("::")[0]
-        if item.get_closest_marker("ray"):
-            return 2, -of_files[file], file
-        return (0, -of_files[file], file) if file in long_files else (1, 0.0, "")
+        return item.get_closest_marker("ray") is not None, -of_files[file], file
 
     items.sort(key=place)
 

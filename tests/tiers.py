@@ -3,18 +3,20 @@
 Two markers take tests out of the usual run:
 
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
-- `rotates`: one fifth runs usually, and another fifth with the next rotation, so that five rotations run all. Each
-  parametrized function runs a fifth of its cases, and each file a fifth of its functions without parameters; at least
-  one of each. The folders and files of `COMPARISONS` rotate, too, and, all together, the tests that were recorded above
-  `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json).
+- `rotates`: one eighth runs usually, and another with the next rotation, so that eight rotations run all: of each
+  marked function with parameters an eighth of its cases, and of each file an eighth of its other marked functions; at
+  least one of each. The tests of each file of `COMPARISONS` rotate, too, and, all together, the tests that were
+  recorded above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally
+  long.
 
-A test with the fixture `in_rotation` loops over a fifth of its cases.
+A test with the fixture `in_rotation` loops over an eighth of its cases.
 
 A test that the command line names with "::" always runs.
 """
 
 from __future__ import annotations
 
+import heapq
 import subprocess
 import zlib
 from collections import defaultdict
@@ -52,9 +54,10 @@ COMPARISONS = (
 #: files of these folders with tests that are fast
 FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definitions/test_definitions.py")
 #: seconds above which a test rotates: without and with Ray
-LONG_SECONDS, LONG_RAY_SECONDS = 1.0, 10.0
-#: rotations after which every test has run
-ROTATIONS = 5
+LONG_SECONDS, LONG_RAY_SECONDS = 0.8, 10.0
+#: rotations after which every test has run. Tests that rotate take 45 CPU minutes in all: with five, they were 40 % of
+#: a usual run, which took 15 minutes on two cores; with eight, it takes less than twelve.
+ROTATIONS = 8
 ROOT = Path(__file__).parents[1]
 #: the groups of long tests
 _LONG, _LONG_RAY = "", "ray"
@@ -65,7 +68,7 @@ class InRotation(Protocol):
     """The fixture `in_rotation`: returns the cases that this run tries, by their names."""
 
     def __call__(self, cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
-        """Return a fifth of them, or all in nightly runs and if the command line names the test."""
+        """Return an eighth of them, or all in nightly runs and if the command line names the test."""
         ...
 
 
@@ -100,15 +103,31 @@ def left_out(
         elif recorded_seconds.get(item.nodeid, 0.0) > _long_seconds(item):
             groups[_LONG_RAY if item.get_closest_marker("ray") else _LONG].append(item)
         elif rotates(item):
-            function, _, case = item.nodeid.partition("[")
-            groups[function if case else item.nodeid.partition("::")[0]].append(item)
+            groups[_group(item)].append(item)
     for name, group in groups.items():
-        # by a hash, so that a fifth contains cases of all kinds
-        group.sort(key=lambda item: (_hash(item.nodeid), item.nodeid))
-        count = min(ROTATIONS, len(group))
-        turn = (rotation + _hash(name)) % count
-        out.update(item for index, item in enumerate(group) if index % count != turn)
+        parts = _parts(group, recorded_seconds if name in (_LONG, _LONG_RAY) else {})
+        turn = (rotation + _hash(name)) % len(parts)
+        out.update(item for number, part in enumerate(parts) if number != turn for item in part)
     return out
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the name of the tests with which this one takes turns."""
+    file, function = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+    return function if item.get_closest_marker("rotates") and function != item.nodeid else file
+
+
+def _parts(group: list[pytest.Item], seconds: Mapping[str, float]) -> list[list[pytest.Item]]:
+    """Divide tests into parts for one rotation each, which take equally long: the longest of the tests that remain is
+    added to the shortest part. Tests without a record are counted; by a hash, so that a part has cases of all kinds."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(min(ROTATIONS, len(group)))]
+    taken = [(0.0, number) for number in range(len(parts))]
+    group.sort(key=lambda item: (-seconds.get(item.nodeid, 1.0), _hash(item.nodeid), item.nodeid))
+    for item in group:
+        used, number = heapq.heappop(taken)
+        parts[number].append(item)
+        heapq.heappush(taken, (used + seconds.get(item.nodeid, 1.0), number))
+    return parts
 
 
 def _long_seconds(item: pytest.Item) -> float:
@@ -123,7 +142,7 @@ def rotates(item: pytest.Item) -> bool:
 
 
 def part_of(cases: Iterable[Case], rotation: int, name: Callable[[Case], str] = str) -> list[Case]:
-    """Return the fifth of the cases that one rotation tries, by the hashes of their names."""
+    """Return the eighth of the cases that one rotation tries, by the hashes of their names."""
     turn = rotation % ROTATIONS
     return [case for case in cases if _hash(name(case)) % ROTATIONS == turn]
 

@@ -259,6 +259,7 @@ with ModelPool(opened.connection, opened.close, None) as pool:
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("order", ["modelpool first", "ray first"])
 def test_another_program_connects_works_and_leaves(pool, order) -> None:
     done = subprocess.run(
@@ -316,6 +317,7 @@ def test_bytes_of_given_images_go_past_the_controller(folder, tmp_path, monkeypa
     assert notes == workers
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("side", [8, 256], ids=["small enough to travel along", "in the object store"])
 def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
     class Owner:

@@ -115,6 +115,7 @@ def test_an_image_alone_takes_its_inputs_from_its_worker_and_has_the_same_pixels
         assert found == pixels_of(alone, wanted[: len(found)])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
 def test_every_sampler_makes_the_image(pool: ModelPool, sampler: str) -> None:
     images = list(pool.submit(requests(4, sampler=sampler), output=False).images())
