@@ -43,7 +43,7 @@ def test_each_rotation_has_its_part_of_each_function_and_file_and_at_least_one_t
 
 
 def test_each_rotation_has_its_part_of_each_file_of_comparisons() -> None:
-    """Each function had a case of its own in each rotation, which was half as many tests again."""
+    """With a case of each function in each rotation, a third more tests ran."""
     tests = [item(f"{COMPARISONS[0]}::test_{number % 9}[{number}]") for number in range(5 * ROTATIONS)]
     ran = [names_of(tests, rotation) for rotation in range(ROTATIONS)]
     assert {len(each) for each in ran} == {5}
