@@ -272,9 +272,10 @@ def common_device(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tens
     if sim.is_lost:
         return None
     for tensor in (weight, bias):
-        if tensor is not None:
-            if type(tensor) is not SimTensor or tensor._sim is not sim or tensor._inner.dtype is not dtype:
-                return None
+        if tensor is None:
+            continue
+        if type(tensor) is not SimTensor or tensor._sim is not sim or tensor._inner.dtype is not dtype:
+            return None
     return sim
 
 
