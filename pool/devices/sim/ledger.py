@@ -6,6 +6,7 @@ Numbers only; independent of tensors and torch's dispatcher.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,9 @@ class SimLedger:
     """Memory accounting of simulated device `index`.
 
     Always exact: a storage is in `used_bytes` from its charge until it is freed, and a charge that would exceed the
-    budget changes nothing. Thread-safe, also for a destructor that the garbage collector runs during a charge: each
-    number is written by one statement under a re-entrant lock. Bytes of another (simulated) process reduce the budget.
-    Copies from the host can be made to fail, for tests.
+    budget changes nothing. Thread-safe, also for a destructor that the garbage collector runs during a charge: it only
+    appends to `_freed`, without the lock, and whoever reads or writes the use subtracts what is there first. Bytes of
+    another (simulated) process reduce the budget. Copies from the host can be made to fail, for tests.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class SimLedger:
         "_d2h_bytes",
         "_d2h_count",
         "_foreign_bytes",
+        "_freed",
         "_h2d_bytes",
         "_h2d_count",
         "_lock",
@@ -58,14 +60,16 @@ class SimLedger:
         self._room_bytes = budget_bytes  # the budget less the foreign bytes
         self._copies_until_failure: int | None = None
         self._used_bytes = 0
+        self._freed: deque[int] = deque()  # bytes of freed storages that are still part of `_used_bytes`
         self._peak_bytes = 0
         self._lock = threading.RLock()
         self.reset_counters()
 
     def require(self, size_bytes: int) -> None:
         """Raise torch.OutOfMemoryError unless `size_bytes` more would fit. Takes nothing."""
-        if self._used_bytes + size_bytes > self._room_bytes:
-            raise self._out_of_memory(size_bytes)
+        with self._lock:
+            if self._use() + size_bytes > self._room_bytes:
+                raise self._out_of_memory(size_bytes)
 
     def count_h2d(self, size_bytes: int) -> None:
         """Count one copy of `size_bytes` from the host. Raises torch.OutOfMemoryError if it was set to fail."""
@@ -84,7 +88,7 @@ class SimLedger:
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget. Raises ValueError if more is in use, here and by others."""
         with self._lock:
-            taken_bytes = self._used_bytes + self._foreign_bytes
+            taken_bytes = self._use() + self._foreign_bytes
             if taken_bytes > budget_bytes:
                 raise ValueError(
                     f"budget_bytes of sim:{self.index}: found {budget_bytes}, expected at least the "
@@ -96,7 +100,7 @@ class SimLedger:
     def set_foreign(self, foreign_bytes: int) -> None:
         """Simulate another process that holds `foreign_bytes` of the budget. Raises ValueError if they are not free."""
         with self._lock:
-            free_bytes = self._budget_bytes - self._used_bytes
+            free_bytes = self._budget_bytes - self._use()
             if not 0 <= foreign_bytes <= free_bytes:
                 raise ValueError(
                     f"foreign_bytes of sim:{self.index}: found {foreign_bytes}, expected 0 to the {free_bytes} bytes "
@@ -113,7 +117,7 @@ class SimLedger:
     def reset_peak(self) -> None:
         """Restart the peak from current use."""
         with self._lock:
-            self._peak_bytes = self._used_bytes
+            self._peak_bytes = self._use()
 
     def reset_counters(self) -> None:
         """Reset the counts of allocations and transfers."""
@@ -129,7 +133,7 @@ class SimLedger:
         with self._lock:
             return SimMemoryStats(
                 budget_bytes=self._budget_bytes,
-                used_bytes=self._used_bytes,
+                used_bytes=self._use(),
                 peak_bytes=self._peak_bytes,
                 allocation_count=self._allocation_count,
                 h2d_bytes=self._h2d_bytes,
@@ -138,6 +142,13 @@ class SimLedger:
                 d2h_count=self._d2h_count,
                 foreign_bytes=self._foreign_bytes,
             )
+
+    def _use(self) -> int:
+        """The bytes in use, without the freed ones. Called under the lock."""
+        freed = self._freed
+        while freed:
+            self._used_bytes -= freed.popleft()
+        return self._used_bytes
 
     def _fail_or_go_on(self, size_bytes: int) -> None:
         assert self._copies_until_failure is not None, "no failure is set"
@@ -168,15 +179,18 @@ class SimAllocation:
         self._ledger = ledger
         self._size_bytes = 0  # until it is taken: the destructor runs after a refusal, too
         with ledger._lock:
-            if ledger._used_bytes + size_bytes > ledger._room_bytes:
+            used_bytes, freed = ledger._used_bytes, ledger._freed
+            while freed:
+                used_bytes -= freed.popleft()
+            ledger._used_bytes = used_bytes
+            used_bytes += size_bytes
+            if used_bytes > ledger._room_bytes:
                 raise ledger._out_of_memory(size_bytes)
-            ledger._used_bytes += size_bytes
+            ledger._used_bytes = used_bytes
             self._size_bytes = size_bytes
             ledger._allocation_count += 1
-            if ledger._used_bytes > ledger._peak_bytes:
-                ledger._peak_bytes = ledger._used_bytes
+            if used_bytes > ledger._peak_bytes:
+                ledger._peak_bytes = used_bytes
 
     def __del__(self) -> None:
-        ledger = self._ledger
-        with ledger._lock:
-            ledger._used_bytes -= self._size_bytes
+        self._ledger._freed.append(self._size_bytes)

@@ -272,8 +272,9 @@ def common_device(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tens
     if sim.is_lost:
         return None
     for tensor in (weight, bias):
-        is_ready = type(tensor) is SimTensor and tensor._sim is sim and tensor._inner.dtype is dtype
-        if tensor is not None and not is_ready:
+        if tensor is None:
+            continue
+        if type(tensor) is not SimTensor or tensor._sim is not sim or tensor._inner.dtype is not dtype:
             return None
     return sim
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.sim.ledger import SimAllocation, SimLedger
 from modelpool.pool.devices.torch_api import torch_private
 
 BUDGET_BYTES = 1 << 20
@@ -223,6 +224,29 @@ def test_threads_share_the_books() -> None:
         thread.join()
     assert used_bytes() == 0
     assert sim.memory_stats(INDEX).allocation_count == 4 * 299 * 2
+
+
+def test_freed_bytes_count_at_the_next_look_at_the_books_and_wait_for_no_lock() -> None:
+    looks: list[Callable[[SimLedger], object]] = [
+        lambda ledger: ledger.require(100),
+        lambda ledger: ledger.set_budget(10),
+        lambda ledger: ledger.set_foreign(100),
+        lambda ledger: SimAllocation(ledger, 100),
+    ]
+    for look in looks:
+        ledger = SimLedger(INDEX, 100)
+        held = [SimAllocation(ledger, 60)]
+        with ledger._lock:  # as in a charge
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+        look(ledger)
+        assert ledger.stats().used_bytes == 0
+    ledger = SimLedger(INDEX, 100)
+    SimAllocation(ledger, 60)
+    ledger.reset_peak()
+    assert ledger.stats().peak_bytes == 0
 
 
 def test_copies_between_host_and_device_are_counted_once_each() -> None:
