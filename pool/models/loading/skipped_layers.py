@@ -19,8 +19,8 @@ def check_skipped_layers(opened: OpenModel, work: EncodeParams) -> None:
     most: list[int] = []
     for role in encoders_run(work, family.text_encoders, family.sampling):
         facts = family.texts[role] if readings is None else readings[opened.place(role)]
-        found = most_layers_skipped(facts, layer_count(opened.component(role).built.module))
-        most += [] if found is None else [found]
+        own = most_layers_skipped(facts, layer_count(opened.component(role).built.module))
+        most += [] if own is None else [own]
     if most and work.layers_skipped > min(most):
         found = counted(work.layers_skipped, "skipped layer")  # programs that number layers see this message, too
         expected = f"at most {min(most)}: text encoders of model {work.model.name!r} have no more layers"
