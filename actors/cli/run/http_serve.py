@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -54,6 +55,7 @@ def serve(
     from modelpool.actors.cli.run.run_jobs import started
     from modelpool.actors.cli.terminal.open_pool import settings_for
     from modelpool.actors.cli.terminal.screen import say, user_console
+    from modelpool.actors.graph.features.vision_graph import UNGUIDED
     from modelpool.actors.http import server
     from modelpool.actors.outputs.atomic_write import make_private_folder
     from modelpool.actors.outputs.results.outcomes import PoolLost
@@ -63,6 +65,7 @@ def serve(
     server.check_packages()
     folder = served_folder(out, settings)
     where = replace(where, config=None if pool else config, pool=pool)
+    warnings.filterwarnings("ignore", UNGUIDED)  # answers have it, but for clients that expect it
     console, environment = user_console(), dict(os.environ)
     lost: list[PoolLost] = []
     ended: list[str] = []

@@ -137,8 +137,8 @@ class TaskCollector:
         self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = (), gpus: int = 0
     ) -> TaskId:
         """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`, and is
-        shared by `gpus`, as in `SampleParams`. Raises RunsAlone for a batch size of work that does, and UnusableField
-        for GPUs that cannot share a run."""
+        shared by `gpus`, as in `SampleParams`. Raises RunsAlone for a batch size of work that does, as a run of
+        several GPUs, and UnusableField for GPUs that cannot share a run."""
         work, batch_size = self._of_batch(work)
         work, degrees = self._of_gpus(work, gpus)
         new = task_id(work, needs)
@@ -206,7 +206,8 @@ class TaskCollector:
         facts = self._catalog.model_defaults(work.model).sampling
         if gpus != ANY_GPUS:
             if obstacle := gang_obstacle(facts, work, gpus):
-                raise unusable_field("gpus", gpus, f"fewer: {obstacle}")
+                found = unusable_field("gpus", gpus, f"fewer: {obstacle}")
+                raise runs_alone(found, "several GPUs share its run") if work.batch_size > 1 else found
             return evolve(work, gpus=gpus), (gpus,)
         degrees = tuple(degree for degree in DEGREES if not gang_obstacle(facts, work, degree))
         return (work if degrees == (1,) else evolve(work, gpus=ANY_GPUS)), degrees

@@ -127,6 +127,17 @@ def test_what_runs_alone_has_one_and_says_why() -> None:
         assert "dpm_adaptive" in recipe.batch_reason
 
 
+def test_a_run_that_several_gpus_share_has_one_and_says_why() -> None:
+    """Found with a job file: lines with `gpus` were refused, since the command chooses `auto` for all lines."""
+    for size in ("auto", "adaptive"):
+        recipe, graph = built(request(gpus=2, batch=size))
+        samplings = [task for task in graph.job.tasks if task.stage is Stage.SAMPLE]
+        assert (recipe.batch, recipe.gpus, [task.degrees for task in samplings]) == (0, "2", [(2,)])
+        assert recipe.batch_reason == "several GPUs share its run"
+    with pytest.raises(UnusableField, match="gpus: found 2, expected fewer: a run with a fixed batch size"):
+        built(request(gpus=2, batch=8))
+
+
 def test_outputs_in_tiles_are_sampled_in_passes_and_decoded_one_by_one() -> None:
     """They had no batch size, though a decode in tiles is one of a single output with any. Its tasks are those of a
     request without a batch size but for the latent; so are the parts that several workers take."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from modelpool.actors.cli.run.run_workflow import workflow_requests
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.features.vision_graph import unread_text_warnings, with_unguided_warning
@@ -15,6 +18,7 @@ from modelpool.pool.values.core.stage_params import ModelRef
 from modelpool.pool.values.specs.spec import JobId, Stage
 from modelpool.pool.values.specs.wire_value import evolve
 from tests.actors.fakes import FakeCatalog
+from tests.actors.http.comfy.comfy_examples import basic
 
 
 def _warnings(reads: tuple[str, ...], cfg: float, reads_negative: bool = True) -> list[str]:
@@ -77,3 +81,19 @@ def test_programs_with_one_negative_prompt_for_all_models_are_not_told() -> None
     ends = [JobEnd(0, 0, "done", facts={"warnings": [told, "another one"]})]
     assert warnings_of(ends) == ["another one", told]
     assert warnings_of(ends, tells_unguided=False) == ["another one"]
+
+
+def test_a_workflow_of_comfyui_on_the_command_line_is_not_told() -> None:
+    """Workflows for models without guidance have a negative text, as the nodes need one."""
+    (told,) = _of_request(negative="a dog", cfg=1)
+    pool: Any = SimpleNamespace(
+        models=lambda: [SimpleNamespace(name="shapes", family="Stable Diffusion 1", problem="")],
+        loras=list,
+        file_names=lambda: SimpleNamespace(nodes=()),
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        warnings.warn(told, UserWarning, stacklevel=1)
+        assert workflow_requests(basic(), Path("workflow.json"), pool)
+        warnings.warn(told, UserWarning, stacklevel=1)
+    assert len(seen) == 1

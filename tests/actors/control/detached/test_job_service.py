@@ -594,10 +594,11 @@ def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatc
     most = 0
     add = service.line.controller._queue._queue
 
-    def watched(*args: Any, **more: Any) -> None:
+    def watched(*args: Any, **more: Any) -> Any:
         nonlocal most
-        add(*args, **more)
+        found = add(*args, **more)
         most = max(most, len(service.line.controller._queue.jobs))
+        return found
 
     service.line.controller._queue._queue = watched  # type: ignore[method-assign]
     require_complete(service, service.submit(prompts(60)), 60)

@@ -169,6 +169,7 @@ def test_reference_audio_is_the_voice_of_a_run(tmp_path: Path) -> None:
     assert any("does not act without reference audio" in each for each in warnings), warnings
 
 
+@pytest.mark.filterwarnings("ignore:negative. ignored without guidance")  # as `modelpool run` does with workflows
 def test_videos_follow_audio_and_have_it(tmp_path: Path) -> None:
     """One pass and two; the audio is the audio of the file as the VAE decodes it, whatever the seed; frames depend on
     it."""
