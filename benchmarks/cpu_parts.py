@@ -15,7 +15,7 @@ PARTS = {
     "ray::": "other actors",
     "catalog_main": "catalog",
     "fork_client": "fork clients",
-    "fork_server": "fork server, processes that are starting",
+    "fork_server": "fork server, and the catalog where it is a fork",
     "gcs_server": "control service (GCS)",
     "/ray/": "Ray's other processes",
 }
