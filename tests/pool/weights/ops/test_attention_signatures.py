@@ -83,8 +83,11 @@ def test_arguments_that_a_processor_does_not_take_are_still_named(caplog: pytest
     unet, inputs = tiny_unet()
     remember_signatures(unet)
     diffusers.utils.logging.enable_propagation()
-    with torch.inference_mode(), caplog.at_level(logging.WARNING):
-        unet(**inputs, cross_attention_kwargs={"no_such_argument": 1})
+    try:
+        with torch.inference_mode(), caplog.at_level(logging.WARNING):
+            unet(**inputs, cross_attention_kwargs={"no_such_argument": 1})
+    finally:
+        diffusers.utils.logging.disable_propagation()  # as it is without the call above
     assert "no_such_argument" in caplog.text
 
 
