@@ -226,6 +226,18 @@ def test_threads_share_the_books() -> None:
     assert sim.memory_stats(INDEX).allocation_count == 4 * 299 * 2
 
 
+def test_a_self_test_beside_other_threads_counts_its_own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: it counted what other threads called while it had a hook of all modules."""
+    called = torch_private.call_module
+
+    def beside(module: nn.Module, x: Tensor) -> Tensor:
+        nn.Identity()(x)  # as another thread would
+        return called(module, x)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch_private, "call_module", beside)
+    torch_private.self_test()
+
+
 def test_freed_bytes_count_at_the_next_look_at_the_books_and_wait_for_no_lock() -> None:
     looks: list[Callable[[SimLedger], object]] = [
         lambda ledger: ledger.require(100),
