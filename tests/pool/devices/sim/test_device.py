@@ -20,7 +20,7 @@ from modelpool.pool.devices.sim.ledger import SimAllocation, SimLedger
 from modelpool.pool.devices.torch_api import torch_private
 
 BUDGET_BYTES = 1 << 20
-INDEX = 6  # of a device that no other test uses
+INDEX = 6  # of a device that only tests of this folder use
 DEVICE = "sim:6"
 OTHER = "sim:5"
 
