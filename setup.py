@@ -165,7 +165,7 @@ def with_python_subclasses(source: str, name: str) -> str:
     Three lines without code above the class are replaced, so that lines keep their numbers. Raises ValueError without.
     """
     lines = source.splitlines(keepends=True)
-    place = next((at for at, line in enumerate(lines) if line.startswith(f"class {name}")), 0)
+    place = next((at for at, line in enumerate(lines) if line.startswith((f"class {name}:", f"class {name}("))), 0)
     above = [line.strip() for line in lines[max(place - 3, 0) : place]]
     if len(above) < 3 or any(line and not line.startswith("#") for line in above):
         raise ValueError(f"class {name}: found {above} above it, expected three lines that are blank or comments")

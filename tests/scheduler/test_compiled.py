@@ -381,6 +381,8 @@ def test_a_base_of_python_classes_keeps_its_lines() -> None:
         assert changed[-1][1].startswith("@mypyc_attr")
     with pytest.raises(ValueError, match="class A: found"):
         setup.with_python_subclasses("import x\nclass A:\n    pass\n", "A")
+    built = setup.with_python_subclasses("class AB:\n    pass\n\n\n# why\nclass A(AB):\n    pass\n", "A")
+    assert built.index("@mypyc_attr") > built.index("class AB")
 
 
 @pytest.mark.parametrize(("command", "is_compiled"), [("bdist_wheel", True), ("editable_wheel", False)])

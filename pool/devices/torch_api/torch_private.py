@@ -107,7 +107,7 @@ def constant_when_compiled(function: _Function) -> _Function:
     return function
 
 
-def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+def call_module(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a module as `nn.Module.__call__` does, which takes two calls of Python functions and twice the time.
 
     Only a module with hooks, in a process with hooks of all modules, or with a compiled forward takes torch's way.
@@ -186,11 +186,12 @@ def _check(behaviour: str, holds: bool) -> None:
 
 
 def _wrapper_works() -> bool:
-    wrapper = make_wrapper(_Recorder, (2, 3), (1, 2), dtype=torch.float16, device=torch.device("cpu"))
+    # by position, as the simulated device calls it
+    wrapper = make_wrapper(_Recorder, (2, 3), (1, 2), 4, None, torch.float16, torch.strided, torch.device("cpu"))
     wrapper.operations = []
     torch.neg(wrapper)
-    described = (wrapper.shape, wrapper.stride(), wrapper.dtype, wrapper.device.type)
-    return described == ((2, 3), (1, 2), torch.float16, "cpu") and wrapper.operations == ["aten.neg.default"]
+    described = (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.dtype, wrapper.device.type)
+    return described == ((2, 3), (1, 2), 4, torch.float16, "cpu") and wrapper.operations == ["aten.neg.default"]
 
 
 def _attention_order_is_set() -> bool:
@@ -216,7 +217,8 @@ def _hooks_are_found() -> bool:
 
     called(lambda m: m.register_forward_hook(lambda *_: seen.append("after")))
     called(lambda m: m.register_forward_pre_hook(lambda *_: seen.append("before")))
-    called(lambda m: register_module_forward_pre_hook(lambda *_: seen.append("of all")))
+    # other threads may call modules meanwhile
+    called(lambda m: register_module_forward_pre_hook(lambda of, _: seen.append("of all") if of is m else None))
     called(lambda m: setattr(m, "_compiled_call_impl", lambda x: seen.append("compiled")))
     called(lambda m: None)
     return seen == ["after", "before", "of all", "compiled"]

@@ -21,6 +21,6 @@ def remember_signatures(module: nn.Module) -> None:
     They become an attribute of the functions, where `inspect` looks first; the functions are otherwise unchanged.
     """
     for attention in module.modules():
-        function = inspect.getattr_static(type(attention.__dict__.get(_PROCESSOR)), _CALL, None)
+        function = inspect.getattr_static(type(getattr(attention, _PROCESSOR, None)), _CALL, None)
         if isinstance(function, FunctionType) and not hasattr(function, "__signature__"):
             function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # inspect reads it

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.weights.ops.cast import cast, gather_rows
 from modelpool.pool.weights.ops.context import ComputeContext, LayerKernel, check_interrupt, current
+from modelpool.pool.weights.ops.convolution import conv3d
 from modelpool.pool.weights.ops.low_rank_linear import LOW_RANK_ATTRIBUTE, LowRankPath
 from modelpool.pool.weights.ops.packed import PackedWeight
 
@@ -99,6 +100,10 @@ def _forward(function: LayerFunction) -> Callable[[Any, Tensor], Tensor]:
     return forward
 
 
+#: the arithmetic of convolutions that is one operation: a class or an object patch may have put another in its place
+_STOCK_CONVOLUTIONS = frozenset((*(cls._conv_forward for cls in (nn.Conv1d, nn.Conv2d, nn.Conv3d)), conv3d))
+
+
 def _convolved(self: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     out: Tensor = self._conv_forward(x, weight, bias)
     return out
@@ -106,8 +111,13 @@ def _convolved(self: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None)
 
 def _conv(self: Any, x: Tensor) -> Tensor:
     context = check_interrupt()
-    # another padding is an operation of its own, which no layer kernel takes
-    if context is not None and context.layer is not None and self.padding_mode == "zeros":
+    # another padding is an operation more, and other arithmetic may be several: no layer kernel takes them
+    if (
+        context is not None
+        and context.layer is not None
+        and self.padding_mode == "zeros"
+        and getattr(self._conv_forward, "__func__", None) in _STOCK_CONVOLUTIONS
+    ):
         found = _by_kernel(context.layer, _convolved, self, x)
         if found is not None:
             return found

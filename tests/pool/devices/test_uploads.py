@@ -37,7 +37,7 @@ from modelpool.pool.weights.ops.context import compute
 from tests.pool.devices.fake_streams import FakeEvent, FakeStream, Trace
 from tests.pool.zoo import build, store_in
 
-INDEX = 53  # of a simulated device that no other test uses
+INDEX = 71  # of a simulated device that no other test uses
 KIB = 1 << 10
 
 

@@ -44,7 +44,7 @@ from modelpool.pool.weights.patcher.weight_form import WeightForm
 from tests.pool.input_names import inputs_of
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"
-INDEX = 63  # of a simulated device that no other test uses
+INDEX = 66  # of a simulated device that no other test uses
 MODEL = ModelRef("shapes", str(SHAPES), "00")
 WORK = SampleParams(
     MODEL, (), OutputShape(64, 64), SamplingSchedule(2, "euler_ancestral", "normal"), GuidanceParams(4.0), 7

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.models.components.diffusion.uncached import without_caches
 from modelpool.pool.values.core.errors import UnknownArchitecture
+from modelpool.pool.weights.ops.attention_signatures import remember_signatures
 from modelpool.pool.weights.ops.skip_init import uninitialised_on_meta, without_initialisation
 
 #: functions with which torch's layers and diffusers' classes create parameters; tables are computed otherwise
@@ -45,6 +46,7 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"diffusion model: {cls.__name__} cannot have these sizes: {error}") from error
     without_caches(module)
+    remember_signatures(module)  # here, too: estimates call modules that have no patcher
     return module.eval().requires_grad_(False)
 
 

@@ -20,7 +20,7 @@ from modelpool.pool.devices.sim.ledger import SimAllocation, SimLedger
 from modelpool.pool.devices.torch_api import torch_private
 
 BUDGET_BYTES = 1 << 20
-INDEX = 6  # of a device that no other test uses
+INDEX = 6  # of a device that only tests of this folder use
 DEVICE = "sim:6"
 OTHER = "sim:5"
 
@@ -224,6 +224,18 @@ def test_threads_share_the_books() -> None:
         thread.join()
     assert used_bytes() == 0
     assert sim.memory_stats(INDEX).allocation_count == 4 * 299 * 2
+
+
+def test_a_self_test_beside_other_threads_counts_its_own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: it counted what other threads called while it had a hook of all modules."""
+    called = torch_private.call_module
+
+    def beside(module: nn.Module, x: Tensor) -> Tensor:
+        nn.Identity()(x)  # as another thread would
+        return called(module, x)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(torch_private, "call_module", beside)
+    torch_private.self_test()
 
 
 def test_freed_bytes_count_at_the_next_look_at_the_books_and_wait_for_no_lock() -> None:

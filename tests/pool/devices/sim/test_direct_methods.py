@@ -18,7 +18,7 @@ from modelpool.pool.devices.sim.operations import DIRECT_METHODS
 from modelpool.pool.devices.sim.sim_layers import linear as direct_linear
 from tests.each_case import each_case
 
-INDEX = 6  # of a device that no other test uses
+INDEX = 6  # of a device that only tests of this folder use
 DEVICE = "sim:6"
 
 CALLS: dict[str, tuple[Any, ...]] = {

@@ -20,7 +20,7 @@ from modelpool.pool.devices.sim.operations import factory_ops
 from tests.each_case import each_case
 
 BUDGET_BYTES = 1 << 20
-INDEX = 6  # of a device that no other test uses
+INDEX = 6  # of a device that only tests of this folder use
 DEVICE = "sim:6"
 OTHER = "sim:5"
 

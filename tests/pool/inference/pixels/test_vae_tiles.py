@@ -37,7 +37,7 @@ from tests.pool.zoo import build
 from tests.pool.zoo.autoencoders import AUTOENCODERS
 
 SHAPES = Path(__file__).parents[4] / "examples" / "shapes" / "models" / "shapes.safetensors"
-INDEX = 62  # of a simulated device that no other test uses
+INDEX = 67  # of a simulated device that no other test uses
 #: number of dimensions -> latent sizes, and edges of tiles: two or more tiles along each dimension that is tiled
 SIZES = {1: (96,), 2: (24, 28), 3: (2, 12, 12)}
 EDGES = {1: 40, 2: 16, 3: 8}

@@ -30,6 +30,14 @@ class Attending(nn.Module):
         self.processor = Processor()
 
 
+class ModuleProcessor(nn.Module):
+    """A processor with weights: torch keeps it among the parts of its attention."""
+
+    def __call__(self, attention: nn.Module, hidden_states: Tensor) -> Tensor:
+        """Return the states."""
+        return hidden_states
+
+
 def tiny_unet() -> tuple[nn.Module, dict[str, Any]]:
     """A UNet with one attention, and the inputs of a call."""
     unet = diffusers.UNet2DConditionModel(
@@ -53,6 +61,18 @@ def test_the_signature_is_unchanged_and_found() -> None:
     remember_signatures(module)
     assert inspect.signature(module.processor.__call__) == before
     assert inspect.signature(Processor.__call__) is Processor.__call__.__signature__  # type: ignore[attr-defined]
+
+
+def test_a_processor_that_is_a_module_is_found() -> None:
+    """Found in a review: it is no attribute of the attention's own."""
+    module = Attending()
+    module.processor = ModuleProcessor()  # type: ignore[assignment]
+    remember_signatures(module)
+    assert list(ModuleProcessor.__call__.__signature__.parameters) == [  # type: ignore[attr-defined]
+        "self",
+        "attention",
+        "hidden_states",
+    ]
 
 
 def test_a_step_inspects_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +103,11 @@ def test_arguments_that_a_processor_does_not_take_are_still_named(caplog: pytest
     unet, inputs = tiny_unet()
     remember_signatures(unet)
     diffusers.utils.logging.enable_propagation()
-    with torch.inference_mode(), caplog.at_level(logging.WARNING):
-        unet(**inputs, cross_attention_kwargs={"no_such_argument": 1})
+    try:
+        with torch.inference_mode(), caplog.at_level(logging.WARNING):
+            unet(**inputs, cross_attention_kwargs={"no_such_argument": 1})
+    finally:
+        diffusers.utils.logging.disable_propagation()  # as it is without the call above
     assert "no_such_argument" in caplog.text
 
 

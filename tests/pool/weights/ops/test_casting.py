@@ -225,6 +225,18 @@ def test_every_hook_of_a_casting_module_is_called() -> None:
         seen.clear()
 
 
+def test_arguments_of_a_forward_have_any_name() -> None:
+    """Found in a review: a call with `module=` was refused, as the name was a parameter of what makes the call."""
+
+    class Named(nn.Module):
+        def forward(self, held: Tensor, module: Tensor) -> Tensor:
+            return held + module
+
+    named = Named()
+    swap_to_casting(named)
+    assert named(torch.ones(1), module=torch.ones(1)).item() == 2
+
+
 def test_a_class_that_is_called_in_its_own_way_stays_so() -> None:
     class Twice(nn.Identity):
         def __call__(self, x: Tensor) -> Tensor:

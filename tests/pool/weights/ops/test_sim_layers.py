@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.sim_layers import layer as sim_layer
@@ -20,8 +21,8 @@ from modelpool.pool.weights.ops.casting_classes import set_weight_functions, swa
 from modelpool.pool.weights.ops.context import compute
 from tests.each_case import each_case
 
-INDEX = 52  # of a simulated device that no other test uses
-DEVICE = "sim:52"
+INDEX = 64  # of a simulated device that no other test uses
+DEVICE = "sim:64"
 Make = Callable[[], tuple[nn.Module, Tensor]]
 
 TAKEN: dict[str, Make] = {
@@ -136,6 +137,43 @@ def test_the_dispatcher_decides_what_a_layer_may_not() -> None:
         assert kernel.taken == 0
         assert not torch.equal(doubled.cpu(), module(held).cpu())
     assert kernel.taken == 1
+
+
+class _Scaled(nn.Conv1d):
+    """A convolution with arithmetic of its own, which reads a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 6, 3)
+        self.register_buffer("scale", torch.full((1, 1, 1), 2.0))
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002 - torch's name
+        return super()._conv_forward(input, weight * self.scale, bias)
+
+
+def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.conv1d(F.pad(x, (1, 1), mode="circular"), weight, bias)
+
+
+@torch.no_grad()
+def test_a_convolution_with_arithmetic_of_its_own_is_declined() -> None:
+    """Found in a review: of a class or, as images without seams are made, of one layer. A buffer that it reads was on
+    another device than its input, and what it pads was not charged."""
+    x, own, patched = torch.randn(2, 4, 7), _Scaled().requires_grad_(False), nn.Conv1d(4, 6, 3).requires_grad_(False)
+    expected = [own(x), _padded(x, patched.weight, patched.bias)]
+    patched.__dict__["_conv_forward"] = _padded
+    held = x.to(DEVICE)
+    for module, wanted in zip((own, patched), expected, strict=True):
+        swap_to_casting(module.to(DEVICE))
+        peaks = []
+        for kernel in (_Kernel(is_used=True), _Kernel(is_used=False)):
+            sim.reset_peak(INDEX)
+            with compute(torch.device(DEVICE), torch.float32, layer=kernel):
+                out = module(held)
+            assert torch.equal(out.cpu(), wanted)
+            assert kernel.taken == 0
+            peaks.append(sim.memory_stats(INDEX).peak_bytes)
+            del out
+        assert peaks[0] == peaks[1]
 
 
 @torch.no_grad()
