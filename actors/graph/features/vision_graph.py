@@ -120,7 +120,7 @@ def with_unguided_warning(graph: JobGraph, model: ModelRef, facts: SamplingFacts
     one of the model is no text of a user, and other warnings may have said so."""
     usual = "" if facts.defaults is None else facts.defaults.negative
     guided = [work.reads_negative for work in graph.works.values() if isinstance(work, SampleParams)]
-    if negative in ("", usual) or not guided or any(guided) or any(map(_is_of_negative, graph.warnings)):
+    if not negative.strip() or negative == usual or not guided or any(guided) or any(map(_is_of_negative, graph.warnings)):
         return graph
     may_be_guided = facts.reads_text and not (facts.learned_negative or facts.has_unconditional)
     if may_be_guided and resolve_guidance(facts.defaults, 2.0)[0] != 1:
