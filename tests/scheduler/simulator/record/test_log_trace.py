@@ -99,7 +99,7 @@ def test_deadlines_move_with_the_clock_and_bad_jobs_are_left_out() -> None:
 
 
 def test_packs_of_a_log_stay_packs_up_to_their_last_job_that_is_left() -> None:
-    """Found in a review: replayed jobs started one by one, where the pool had started those of a pack together. The
+    """Found in a review: replayed jobs started one by one, where the pool had started the jobs of a pack together. The
     last job of a pack may be refused, or behind the end of the log."""
     shell = RecordedShell()
     shell.workers(a=64)
