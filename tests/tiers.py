@@ -9,7 +9,8 @@ Two markers take tests out of the usual run:
   recorded above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally
   long.
 
-A test with the fixture `in_rotation` loops over an eighth of its cases.
+A test with the fixture `in_rotation` loops over an eighth of its cases. It runs in each rotation: in one of eight, it
+would always try the same cases.
 
 A test that the command line names with "::" always runs.
 """
@@ -100,6 +101,8 @@ def left_out(
     for item in items:
         if item.get_closest_marker("nightly"):
             out.add(item)
+        elif "in_rotation" in getattr(item, "fixturenames", ()):
+            continue
         elif recorded_seconds.get(item.nodeid, 0.0) > _long_seconds(item):
             groups[_LONG_RAY if item.get_closest_marker("ray") else _LONG].append(item)
         elif rotates(item):

@@ -183,8 +183,8 @@ class Dispatcher:
         self.state_kept(saved)
         return True
 
-    def state_kept(self, saved: StateSaved) -> None:
-        """Have the core know of a state that is held."""
+    def state_kept(self, saved: StateSaved, others_follow: bool = False) -> None:
+        """Have the core know of a state that is held; `others_follow` as in `StateKept`."""
         self.post(
             StateKept(
                 self.now,
@@ -195,6 +195,7 @@ class Dispatcher:
                 saved.step,
                 saved.steps,
                 saved.state_bytes,
+                others_follow,
             )
         )
 

@@ -144,18 +144,19 @@ class JobQueue:
                     break
                 queued += 1
                 if job.index not in submission.ended_early:
-                    found += self._queue(submission, job, pack.parked_at, others_follow=job.index != last)
-            for saved in found:  # behind the last job, as any event between two jobs
-                self._dispatcher.state_kept(saved)
+                    found += self._queue(submission, job, pack.parked_at, job.index == last, bool(found))
+            for number, saved in enumerate(found, start=1):  # behind the last job: tasks start with the last of them
+                self._dispatcher.state_kept(saved, others_follow=number < len(found))
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self.fail_all(traceback.format_exc())
         if self.broken:
             self._end_unqueued(pack, pack.indexes[queued:])
 
     def _queue(
-        self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None, others_follow: bool
+        self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None, is_last: bool, resumes: bool
     ) -> list[StateSaved]:
-        """Queue a job of a pack; return the states from which its runs resume, of which the core is not told yet."""
+        """Queue a job of a pack; return the states from which its runs resume, of which the core is not told yet:
+        nothing starts before. `resumes`: there are such states of earlier jobs."""
         spec = job.graph.job
         is_known = spec.job_id in self.jobs or spec.job_id in self._state.demand.ended
         self.jobs[spec.job_id] = job
@@ -172,6 +173,7 @@ class JobQueue:
             for saved, state in job.found
             if self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
         ]
+        others_follow = not is_last or resumes or bool(found)
         self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at, others_follow))
         if spec.deadline is not None:
             known = self._state.demand.jobs.get(spec.job_id)

@@ -120,7 +120,7 @@ class Catalog:
         allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
         remote           files of sources; they are described without fetching them
-        device_is_known  whether all devices of the pool are of the kind of `device`; else it is that of this machine
+        device_is_known  whether all devices of the pool are of the kind of `device`; else only those of this machine
         """
         #: the files by name, with their hashes
         self.registry = open_registry(

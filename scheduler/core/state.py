@@ -227,7 +227,7 @@ class SchedulerState:
         if self.demand.shareable or self.gang_starts.load.is_known:
             self.gang_starts.pass_time(self.at)
         self.log.begin(event, self.at)
-        self.others_follow = isinstance(event, Submitted) and event.others_follow
+        self.others_follow = isinstance(event, Submitted | StateKept) and event.others_follow
         self._apply(event)
         self._decide(event)
         self._request_ticks(event)

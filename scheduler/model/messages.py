@@ -90,8 +90,8 @@ class PruneComponents(WireValue):
 @dataclass(frozen=True, slots=True)
 class Submitted(WireValue):
     """A driver submitted `job`: at `submitted_at`, if it has waited outside of the core since, or else now. With
-    `others_follow`, the next event is the next job of the same submission: tasks start when the last one is there, so
-    that those that share a pass are all there."""
+    `others_follow`, the next event is the next job of the same submission, or a state that was found for one of them:
+    tasks start when the last one is there, so that those that share a pass are all there, and resume."""
 
     at: float
     job: JobSpec
@@ -217,7 +217,8 @@ class TaskRevoked(WireValue):
 class StateKept(WireValue):
     """The shell holds the state of a run that continues, after `step` of `steps`: a checkpoint, from which the task
     resumes if the run is lost. Its id is `scheduler.model.kept_states.state_id`. `attempt` is 0 for one that an
-    earlier controller's run left, which was found when the task was submitted."""
+    earlier controller's run left, which was found when the task was submitted; with `others_follow`, the next event is
+    another one of the same submission, and tasks start with the last."""
 
     at: float
     worker_id: WorkerId
@@ -227,6 +228,7 @@ class StateKept(WireValue):
     step: int
     steps: int
     state_bytes: int = 0
+    others_follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

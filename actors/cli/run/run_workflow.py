@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import warnings
@@ -242,10 +243,19 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
     return _requests(graph, place, PoolNames(models, loras, known_kinds=kinds_with(pool.file_names().nodes)))
 
 
+def _hide_unguided() -> None:
+    """Show no warning of a negative prompt without guidance: workflows have one for models of all kinds. A filter that
+    is there stays as it is: with each new one, Python shows again what it has shown once."""
+    from modelpool.actors.graph.features.vision_graph import UNGUIDED
+
+    hidden = [pattern.pattern for _, pattern, *_ in warnings.filters if isinstance(pattern, re.Pattern)]
+    if UNGUIDED not in hidden:
+        warnings.filterwarnings("ignore", UNGUIDED)
+
+
 def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[GenerateRequest]:
     """The requests of a workflow, of which nodes may read images next to it. Warns of what nodes ask for and do not
     get: of rows of one workflow, once."""
-    from modelpool.actors.graph.features.vision_graph import UNGUIDED
     from modelpool.actors.http.comfy.comfy_images import image_size_of, is_animation_of
     from modelpool.actors.http.comfy.comfy_workflow import outputs_of, requests_of
     from modelpool.actors.http.read_requests import audio_next_to, image_next_to, video_next_to
@@ -260,7 +270,7 @@ def _requests(graph: dict[str, Any], place: Path, names: PoolNames) -> list[Gene
         video_facts=lambda name: video_next_to(place, name),
         audio_facts=lambda name: audio_next_to(place, name),
     )
-    warnings.filterwarnings("ignore", UNGUIDED)  # workflows have a negative text for models of all kinds
+    _hide_unguided()
     outputs = outputs_of(graph, names)
     for warning in dict.fromkeys(warning for output in outputs for warning in output.warnings):
         warnings.warn(f"{place}: {warning}", UserWarning, stacklevel=2)

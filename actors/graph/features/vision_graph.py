@@ -116,11 +116,12 @@ def unread_text_warnings(run: SamplingRun, positive: str, negative: str, reads_n
 
 
 def with_unguided_warning(graph: JobGraph, model: ModelRef, facts: SamplingFacts, negative: str) -> JobGraph:
-    """Return `graph` with a warning about a negative prompt that no run of it reads since none is guided. The usual
-    one of the model is no text of a user, and other warnings may have said so."""
+    """Return `graph` with a warning about a negative prompt that no run of it reads since none is guided. Blanks and
+    the usual one of the model are no text of a user, and other warnings may have said so."""
     usual = "" if facts.defaults is None else facts.defaults.negative
     guided = [work.reads_negative for work in graph.works.values() if isinstance(work, SampleParams)]
-    if negative in ("", usual) or not guided or any(guided) or any(map(_is_of_negative, graph.warnings)):
+    is_own = bool(negative.strip()) and negative != usual
+    if not is_own or not guided or any(guided) or any(map(_is_of_negative, graph.warnings)):
         return graph
     may_be_guided = facts.reads_text and not (facts.learned_negative or facts.has_unconditional)
     if may_be_guided and resolve_guidance(facts.defaults, 2.0)[0] != 1:

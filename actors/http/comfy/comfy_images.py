@@ -56,7 +56,7 @@ def image_size_of(read: ReadImage) -> Callable[[str], tuple[int, int]]:
 
 def is_animation_of(read: ReadImage) -> Callable[[str], bool]:
     """Return a function of the name of an image that returns whether the file has several frames or pages that ComfyUI
-    reads: those of the size of the first one. Thumbnails are none."""
+    reads: pages of the size of the first one. Thumbnails are none."""
 
     def is_animation(name: str) -> bool:
         image = read(name)

@@ -28,6 +28,7 @@ from modelpool.scheduler.model.messages import (
     ComponentsKnown,
     RunEnded,
     RunInGang,
+    StateKept,
     Submitted,
     WorkerUp,
 )
@@ -99,6 +100,8 @@ def _take_in(observed: _Observed, entry: LogEntry) -> None:
             observed.cancelled.add(entry.event.job_id)
         case Submitted():
             _submit(observed, entry.event)
+        case StateKept(others_follow=False):
+            _end_pack(observed)  # the last state that was found for a pack
         case RunEnded():
             _measure(observed, entry.event.report)
     for command in entry.commands:

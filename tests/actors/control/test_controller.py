@@ -150,9 +150,37 @@ async def test_texts_of_one_submission_share_a_pass_where_runs_of_its_jobs_resum
     desk.controller._states.found = found
     told = texts_started(desk)
     await desk.submit(*(request(f"circle {number}", batch=8) for number in range(5)))
-    assert told == [(True, 0)] * 4 + [(False, 6)], "with the negative prompt"
+    assert told == [(True, 0)] * 5
+    assert {run.together for run in desk.fleet.running} == {6}, "with the negative prompt"
     kept = {task_id for task_id, task in desk.state.demand.tasks.items() if task.kept is not None}
     assert kept == {saved_runs[0], saved_runs[2]}
+
+
+@dialogue
+async def test_runs_of_one_submission_resume_where_their_texts_are_there() -> None:
+    """Found in a review: samplings that wait for no text started with the last job, and the core, which heard of their
+    saved states behind it, let them start from the first step."""
+    desk = await Desk(config=SchedulerConfig(joins=False)).open()
+    await desk.submit(request("circle", seed=1))
+    await desk.run_dry()
+
+    async def found(graph: JobGraph) -> tuple[tuple[StateSaved, FakeRef], ...]:
+        (sampling,) = [task.task_id for task in graph.job.tasks if task.stage is Stage.SAMPLE]
+        return ((StateSaved(WorkerId(""), 0, sampling, 0, 0, 1, 3, 16), FakeRef()),)
+
+    desk.controller._states.found = found
+    handled, resumed = desk.controller._dispatcher._on_handled, dict[TaskId, bool]()
+
+    def watched(event: Event, commands: Sequence[Command]) -> None:
+        runs = [command for command in commands if isinstance(command, RunTask)]
+        resumed.update((run.task_id, run.resume) for run in runs if run.task_id.startswith("sample"))
+        handled(event, commands)
+
+    desk.controller._dispatcher._on_handled = watched
+    await desk.submit(*(request("circle", seed=seed) for seed in (2, 3)))
+    await desk.submit(request("circle", seed=4))
+    assert resumed
+    assert all(resumed.values())
 
 
 @dialogue

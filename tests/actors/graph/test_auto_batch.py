@@ -139,7 +139,7 @@ def test_a_run_that_several_gpus_share_has_one_and_says_why() -> None:
 
 
 def test_outputs_in_tiles_are_sampled_in_passes_and_decoded_one_by_one() -> None:
-    """They had no batch size, though a decode in tiles is one of a single output with any. Its tasks are those of a
+    """They had no batch size, though tiles of one output are decoded alone with any. The decode has the tasks of a
     request without a batch size but for the latent; so are the parts that several workers take."""
     for fields, decodes in (({"vae_tile": 64}, 1), ({"vae_tile": 512, "width": 4096, "height": 4096}, 9)):
         recipe, graph = built(request(**{**fields, "batch": 8}))

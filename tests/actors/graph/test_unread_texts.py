@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from modelpool.actors.cli.run.run_workflow import workflow_requests
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.common.stage_request import StageRequest
 from modelpool.actors.graph.features.vision_graph import unread_text_warnings, with_unguided_warning
+from modelpool.actors.http.comfy import comfy_workflow
 from modelpool.actors.http.service.submissions import JobEnd, warnings_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.values.core.sampling_facts import Guidance, SamplingDefaults, SamplingFacts
@@ -19,6 +23,12 @@ from modelpool.pool.values.specs.spec import JobId, Stage
 from modelpool.pool.values.specs.wire_value import evolve
 from tests.actors.fakes import FakeCatalog
 from tests.actors.http.comfy.comfy_examples import basic
+
+POOL: Any = SimpleNamespace(
+    models=lambda: [SimpleNamespace(name="shapes", family="Stable Diffusion 1", problem="")],
+    loras=list,
+    file_names=lambda: SimpleNamespace(nodes=()),
+)
 
 
 def _warnings(reads: tuple[str, ...], cfg: float, reads_negative: bool = True) -> list[str]:
@@ -47,7 +57,7 @@ def test_a_negative_prompt_without_guidance_is_told() -> None:
     assert _of_request(negative="a dog", cfg=1, passes=[{"strength": 0.5}]) == told
     assert _of_request(negative="a dog", cfg=1, passes=[{"strength": 0.5, "cfg": 3}]) == ()
     assert _of_request(negative="a dog", cfg=3) == ()
-    assert _of_request(cfg=1) == ()
+    assert _of_request(cfg=1) == _of_request(negative=" ", cfg=1) == ()
     assert _of_request(negative="a dog", cfg=1, sampler="euler_cfg_pp") == (), (
         "it reads the prediction without guidance"
     )
@@ -86,14 +96,24 @@ def test_programs_with_one_negative_prompt_for_all_models_are_not_told() -> None
 def test_a_workflow_of_comfyui_on_the_command_line_is_not_told() -> None:
     """Workflows for models without guidance have a negative text, as the nodes need one."""
     (told,) = _of_request(negative="a dog", cfg=1)
-    pool: Any = SimpleNamespace(
-        models=lambda: [SimpleNamespace(name="shapes", family="Stable Diffusion 1", problem="")],
-        loras=list,
-        file_names=lambda: SimpleNamespace(nodes=()),
-    )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         warnings.warn(told, UserWarning, stacklevel=1)
-        assert workflow_requests(basic(), Path("workflow.json"), pool)
+        assert workflow_requests(basic(), Path("workflow.json"), POOL)
         warnings.warn(told, UserWarning, stacklevel=1)
     assert len(seen) == 1
+
+
+def test_a_warning_of_a_workflow_is_told_once_for_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a review: each row hid the warning of negative prompts anew, upon which Python forgot the others."""
+    read = comfy_workflow.outputs_of
+
+    def told(*given: Any) -> Any:
+        return [replace(output, warnings=("node 3: told",)) for output in read(*given)]
+
+    monkeypatch.setattr(comfy_workflow, "outputs_of", told)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            assert workflow_requests(basic(), Path("workflow.json"), POOL)
+    assert [str(each.message) for each in seen] == ["workflow.json: node 3: told"]

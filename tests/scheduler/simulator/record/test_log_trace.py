@@ -9,7 +9,7 @@ import pytest
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import RunCost, RunErrorKind, Stage, TaskId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.model.messages import Submitted
+from modelpool.scheduler.model.messages import StateKept, Submitted
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.record.log_trace import live_trace
@@ -99,7 +99,7 @@ def test_deadlines_move_with_the_clock_and_bad_jobs_are_left_out() -> None:
 
 
 def test_packs_of_a_log_stay_packs_up_to_their_last_job_that_is_left() -> None:
-    """Found in a review: replayed jobs started one by one, where the pool had started those of a pack together. The
+    """Found in a review: replayed jobs started one by one, where the pool had started the jobs of a pack together. The
     last job of a pack may be refused, or behind the end of the log."""
     shell = RecordedShell()
     shell.workers(a=64)
@@ -113,6 +113,22 @@ def test_packs_of_a_log_stay_packs_up_to_their_last_job_that_is_left() -> None:
     followed = {submitted.job.job_id: submitted.others_follow for submitted in live.workload.jobs}
     assert followed == {"a0": True, "a1": True, "a2": False, "alone": False, "b0": True, "b1": False, "c0": False}
     assert from_lines(to_lines(live.workload)) == live.workload
+
+
+def test_a_pack_ends_with_the_last_state_that_was_found_for_it() -> None:
+    """The core is told of such states behind the last job, which they follow."""
+    shell = RecordedShell()
+    shell.workers(a=64)
+    jobs = [image(f"a{seed}", seed=seed) for seed in range(2)]
+    for job in jobs:
+        shell.submit(job, others_follow=True)
+    for job in jobs:
+        (task_id,) = [task.task_id for task in job.tasks if task.stage is Stage.SAMPLE]
+        shell.states[task_id] = 1
+        shell.feed(StateKept(shell.at, WorkerId(""), 0, task_id, 0, 1, 3, others_follow=job is not jobs[-1]))
+    shell.submit(image("alone", seed=3))
+    live = live_trace(shell.entries, "resumed")
+    assert [submitted.others_follow for submitted in live.workload.jobs] == [True, False, False]
 
 
 def test_a_replayed_pack_fills_its_passes() -> None:
