@@ -151,7 +151,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --nightly, --rotation, --record-durations and --forks."""
     forked.add_option(parser)
     parser.addoption("--nightly", action="store_true", help="run all tests (tests/tiers.py)")
-    parser.addoption("--rotation", type=int, metavar="N", help="which eighth of the tests that rotate runs")
+    parser.addoption("--rotation", type=int, metavar="N", help="which seventh of the tests that rotate runs")
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
 
 

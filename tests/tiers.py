@@ -3,13 +3,13 @@
 Two markers take tests out of the usual run:
 
 - `nightly(usually=FILE)`: slow and rarely informative. A faster test of the same property in FILE runs usually.
-- `rotates`: one eighth runs usually, and another with the next rotation, so that eight rotations run all: of each
-  marked function with parameters an eighth of its cases, and of each file an eighth of its other marked functions; at
+- `rotates`: one seventh runs usually, and another with the next rotation, so that seven rotations run all: of each
+  marked function with parameters a seventh of its cases, and of each file a seventh of its other marked functions; at
   least one of each. The tests of each file of `COMPARISONS` rotate, too, and, all together, the tests that were
   recorded above `LONG_SECONDS`, with Ray above `LONG_RAY_SECONDS` (tests/durations.json), in parts that take equally
   long.
 
-A test with the fixture `in_rotation` loops over an eighth of its cases. It runs in each rotation: in one of eight, it
+A test with the fixture `in_rotation` loops over a seventh of its cases. It runs in each rotation: in one of seven, it
 would always try the same cases.
 
 A test that the command line names with "::" always runs.
@@ -57,8 +57,8 @@ FAST = ("tests/pool/families/test_image_facts.py", "tests/pool/families/definiti
 #: seconds above which a test rotates: without and with Ray
 LONG_SECONDS, LONG_RAY_SECONDS = 0.8, 10.0
 #: rotations after which every test has run. Tests that rotate take 45 CPU minutes in all: with five, they were 40 % of
-#: a usual run, which took 15 minutes on two cores; with eight, it takes less than twelve.
-ROTATIONS = 8
+#: a usual run, which took 15 minutes on two cores. A prime: every second or third commit tries all parts, too.
+ROTATIONS = 7
 ROOT = Path(__file__).parents[1]
 #: the groups of long tests
 _LONG, _LONG_RAY = "", "ray"
@@ -69,7 +69,7 @@ class InRotation(Protocol):
     """The fixture `in_rotation`: returns the cases that this run tries, by their names."""
 
     def __call__(self, cases: Iterable[Case], name: Callable[[Case], str] = str) -> list[Case]:
-        """Return an eighth of them, or all in nightly runs and if the command line names the test."""
+        """Return a seventh of them, or all in nightly runs and if the command line names the test."""
         ...
 
 
@@ -145,7 +145,7 @@ def rotates(item: pytest.Item) -> bool:
 
 
 def part_of(cases: Iterable[Case], rotation: int, name: Callable[[Case], str] = str) -> list[Case]:
-    """Return the eighth of the cases that one rotation tries, by the hashes of their names."""
+    """Return the seventh of the cases that one rotation tries, by the hashes of their names."""
     turn = rotation % ROTATIONS
     return [case for case in cases if _hash(name(case)) % ROTATIONS == turn]
 
