@@ -94,7 +94,7 @@ def test_a_loop_tries_each_case_in_one_rotation() -> None:
 
 
 def test_a_test_with_a_loop_runs_in_each_rotation_however_long_it_takes() -> None:
-    """Found in a review: long ones ran in one rotation of seven, and always tried the seventh of it: the other cases ran
+    """Found in a review: long ones ran in one rotation of seven, and always tried the same seventh: the others ran
     in nightly runs alone."""
     tests = [item(f"tests/{name}.py::test_{name}") for name in "abcdefghij"]
     for test in tests:
