@@ -24,6 +24,10 @@ from ray.actor import ActorHandle
 from ray.core.generated import gcs_pb2
 from ray.exceptions import RayError
 
+from modelpool.actors.ray.control_service import answer_within
+
+#: limit of finding the process of an actor
+PLACE_SECONDS = 5.0
 #: limit of one attempt, and attempts in a row without an answer until an actor counts as unreachable
 CONNECT_SECONDS = 5.0
 MOST_ATTEMPTS = 3
@@ -54,10 +58,13 @@ class Reach:
         what: str,
         place: Callable[[], ActorPlace | None],
         answers: Callable[[str, int], bool] | None = None,
+        place_seconds: float = PLACE_SECONDS,
     ) -> None:
-        """`what` names the actor in messages. `place` and `answers` are asked where it does not answer."""
+        """`what` names the actor in messages. `place` and `answers` are asked where it does not answer. An actor whose
+        place is not found within `place_seconds` counts as one without: Ray's control service is asked for it, which
+        may have ended."""
         self._what = what
-        self._place = place
+        self._place = lambda: answer_within(place_seconds, place)
         self._answers = answers or takes_connections
         self._has_answered = False
         self._attempts = 0
@@ -70,7 +77,7 @@ class Reach:
 
     def problem(self) -> str:
         """Return why a call that waits will not be answered, as a sentence; "" if it may be, or another thread finds
-        out. Takes up to CONNECT_SECONDS."""
+        out. Takes up to PLACE_SECONDS and CONNECT_SECONDS."""
         if self._has_answered or not self._looking.acquire(blocking=False):
             return ""
         try:
@@ -85,7 +92,7 @@ class Reach:
 
     def unavailable(self) -> str:
         """Describe an actor that Ray calls unavailable, and that has not ended, as a sentence. Takes up to
-        CONNECT_SECONDS."""
+        PLACE_SECONDS and CONNECT_SECONDS."""
         place = self._place()
         if place is None:
             return f"{self._what} cannot be reached, though it has not ended"
