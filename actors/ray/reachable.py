@@ -10,12 +10,14 @@ Imports Ray at once: import this module after a session is open.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +60,13 @@ class Reach:
         what: str,
         place: Callable[[], ActorPlace | None],
         answers: Callable[[str, int], bool] | None = None,
-        place_seconds: float = PLACE_SECONDS,
+        place_seconds: float = PLACE_SECONDS + 1.0,
     ) -> None:
         """`what` names the actor in messages. `place` and `answers` are asked where it does not answer. An actor whose
         place is not found within `place_seconds` counts as one without: Ray's control service is asked for it, which
         may have ended."""
         self._what = what
-        self._place = lambda: answer_within(place_seconds, place)
+        self._place: Callable[[], ActorPlace | None] = partial(answer_within, place_seconds, place)
         self._answers = answers or takes_connections
         self._has_answered = False
         self._attempts = 0
@@ -113,17 +115,25 @@ class Reach:
 
 
 def place_of(actor: ActorHandle[Any]) -> ActorPlace | None:
-    """Return the process of an actor, as Ray's control service knows it; None if it has none, or is not known."""
-    with suppress(RayError, OSError, ValueError):
-        record = ray._private.state.state.get_actor_info(actor._actor_id)
-        if record is None:
-            return None
-        found = gcs_pb2.ActorTableData.FromString(record)
-        if found.state != gcs_pb2.ActorTableData.ALIVE:
+    """Return the process of an actor, as Ray's control service knows it; None if it has none, is not known, or the
+    service does not answer within PLACE_SECONDS. Waits: for threads without an event loop.
+
+    The table of Ray's state is no source: a call of it has no timeout, and while one waits, its connection stays when
+    this process leaves the cluster, and ends this process 60 s after the control service.
+    """
+    with suppress(RayError, OSError, ValueError, AttributeError):  # without its client after leaving the cluster
+        found = asyncio.run(_record(actor))
+        if found is None or found.state != gcs_pb2.ActorTableData.ALIVE:
             return None
         is_here = found.node_id.hex() == ray.get_runtime_context().get_node_id()
         return ActorPlace(found.address.ip_address, found.address.port, found.pid, is_here)
     return None
+
+
+async def _record(actor: ActorHandle[Any]) -> Any:
+    client = ray._private.worker.global_worker.gcs_client
+    records = await client.async_get_all_actor_info(actor_id=actor._actor_id, timeout=PLACE_SECONDS)
+    return next(iter(records.values()), None)
 
 
 def takes_connections(host: str, port: int, timeout_seconds: float = CONNECT_SECONDS) -> bool:
