@@ -32,10 +32,12 @@ COMPILED_FOLDERS = (
     "scheduler/decisions/placement",
     "scheduler/core",
 )
-#: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `WireValue`
+#: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `WireValue`, and
+#: parts of the configuration, whose types pydantic reads at run time: a compiled class knows `int | None` as `type`
 NOT_COMPILED = (
     "scheduler/model/config.py",
     "scheduler/model/gpu_kinds.py",
+    "scheduler/model/node_groups.py",
     "scheduler/model/oom_escalation.py",
     "scheduler/model/story_lines.py",
     "scheduler/model/user_share.py",

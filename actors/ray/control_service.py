@@ -12,10 +12,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import ray
 
 from modelpool.actors.outputs.results.outcomes import PoolLost
+
+T = TypeVar("T")
 
 #: limit of one check. Measured with Ray 2.60 on loopback: 1 ms; the whole limit if the service is gone or stopped
 CHECK_SECONDS = 2.0
@@ -30,19 +33,26 @@ END_SECONDS = 12.0
 
 def answers(timeout_seconds: float = CHECK_SECONDS) -> bool:
     """Return whether the control service of this process's cluster answers. Takes little longer than the timeout."""
-    answered: list[bool] = []
 
-    def ask() -> None:
+    def ask() -> bool:
         try:
             ray._private.worker.global_worker.gcs_client.check_alive([], timeout=timeout_seconds)
         except Exception:  # private: whatever it raises, there is no answer
-            return
-        answered.append(True)
+            return False
+        return True
 
-    thread = threading.Thread(target=ask, name="ask control service", daemon=True)
+    return bool(answer_within(timeout_seconds + 1.0, ask))
+
+
+def answer_within(limit_seconds: float, ask: Callable[[], T]) -> T | None:
+    """Return what `ask` returns, which raises nothing; None after the limit. For calls of Ray without a timeout: one
+    under way when the control service ends, or when this process leaves the cluster, never returns. Its thread stays.
+    """
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), name="ask control service", daemon=True)
     thread.start()
-    thread.join(timeout_seconds + 1.0)
-    return bool(answered)
+    thread.join(limit_seconds)
+    return answers[0] if answers else None
 
 
 def is_connected_to(address: str) -> bool:

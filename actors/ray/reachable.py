@@ -10,12 +10,14 @@ Imports Ray at once: import this module after a session is open.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,10 @@ from ray.actor import ActorHandle
 from ray.core.generated import gcs_pb2
 from ray.exceptions import RayError
 
+from modelpool.actors.ray.control_service import answer_within
+
+#: limit of finding the process of an actor
+PLACE_SECONDS = 5.0
 #: limit of one attempt, and attempts in a row without an answer until an actor counts as unreachable
 CONNECT_SECONDS = 5.0
 MOST_ATTEMPTS = 3
@@ -54,10 +60,13 @@ class Reach:
         what: str,
         place: Callable[[], ActorPlace | None],
         answers: Callable[[str, int], bool] | None = None,
+        place_seconds: float = PLACE_SECONDS + 1.0,
     ) -> None:
-        """`what` names the actor in messages. `place` and `answers` are asked where it does not answer."""
+        """`what` names the actor in messages. `place` and `answers` are asked where it does not answer. An actor whose
+        place is not found within `place_seconds` counts as one without: Ray's control service is asked for it, which
+        may have ended."""
         self._what = what
-        self._place = place
+        self._place: Callable[[], ActorPlace | None] = partial(answer_within, place_seconds, place)
         self._answers = answers or takes_connections
         self._has_answered = False
         self._attempts = 0
@@ -70,7 +79,7 @@ class Reach:
 
     def problem(self) -> str:
         """Return why a call that waits will not be answered, as a sentence; "" if it may be, or another thread finds
-        out. Takes up to CONNECT_SECONDS."""
+        out. Takes up to PLACE_SECONDS and CONNECT_SECONDS."""
         if self._has_answered or not self._looking.acquire(blocking=False):
             return ""
         try:
@@ -85,7 +94,7 @@ class Reach:
 
     def unavailable(self) -> str:
         """Describe an actor that Ray calls unavailable, and that has not ended, as a sentence. Takes up to
-        CONNECT_SECONDS."""
+        PLACE_SECONDS and CONNECT_SECONDS."""
         place = self._place()
         if place is None:
             return f"{self._what} cannot be reached, though it has not ended"
@@ -106,17 +115,25 @@ class Reach:
 
 
 def place_of(actor: ActorHandle[Any]) -> ActorPlace | None:
-    """Return the process of an actor, as Ray's control service knows it; None if it has none, or is not known."""
-    with suppress(RayError, OSError, ValueError):
-        record = ray._private.state.state.get_actor_info(actor._actor_id)
-        if record is None:
-            return None
-        found = gcs_pb2.ActorTableData.FromString(record)
-        if found.state != gcs_pb2.ActorTableData.ALIVE:
+    """Return the process of an actor, as Ray's control service knows it; None if it has none, is not known, or the
+    service does not answer within PLACE_SECONDS. Waits: for threads without an event loop.
+
+    The table of Ray's state is no source: a call of it has no timeout, and while one waits, its connection stays when
+    this process leaves the cluster, and ends this process 60 s after the control service.
+    """
+    with suppress(RayError, OSError, ValueError, AttributeError):  # without its client after leaving the cluster
+        found = asyncio.run(_record(actor))
+        if found is None or found.state != gcs_pb2.ActorTableData.ALIVE:
             return None
         is_here = found.node_id.hex() == ray.get_runtime_context().get_node_id()
         return ActorPlace(found.address.ip_address, found.address.port, found.pid, is_here)
     return None
+
+
+async def _record(actor: ActorHandle[Any]) -> Any:
+    client = ray._private.worker.global_worker.gcs_client
+    records = await client.async_get_all_actor_info(actor_id=actor._actor_id, timeout=PLACE_SECONDS)
+    return next(iter(records.values()), None)
 
 
 def takes_connections(host: str, port: int, timeout_seconds: float = CONNECT_SECONDS) -> bool:

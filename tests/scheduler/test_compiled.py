@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 import typing
@@ -24,6 +25,9 @@ from typing import Any
 import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
+from modelpool.actors.control.status_values import PoolStatus
+from modelpool.actors.graph.features.recipe import Recipe
+from modelpool.actors.outputs.report_figures import ReportTask
 from modelpool.pool.values.core.errors import GIB
 from modelpool.pool.values.specs.spec import (
     NO_WORKER,
@@ -410,3 +414,17 @@ def test_what_is_sent_between_processes_can_be_read_there(kind: Any) -> None:
     found = list(values_in(kind, set()))
     assert found
     assert {value for value in found if value.__module__ in modules() and not issubclass(value, WireValue)} == set()
+
+
+#: what pydantic reads besides models of its own
+VALIDATED = (SchedulerConfig, PoolStatus, Recipe, ReportTask)
+
+
+def test_what_pydantic_reads_stays_python() -> None:
+    """It reads types of fields, and a compiled class knows `int | None` as `type`. Found by trying: no pool of
+    `modelpool up` started with the compiled core, whose configuration `max_gpus: null` was refused."""
+    adapters = re.compile(r"TypeAdapter\((?:tuple\[)?(\w+)")
+    named = [adapters.findall(module.path.read_text(encoding="utf-8")) for module in product_modules(*PACKAGES)]
+    assert sorted(name for names in named for name in names) == sorted(kind.__name__ for kind in VALIDATED)
+    read = {value for kind in VALIDATED for value in values_in(kind, set())}
+    assert {value for value in read if value.__module__ in modules()} == set()

@@ -168,6 +168,10 @@ def comparison_json(name: str, comparison: Comparison) -> dict[str, Any]:
     }
 
 
+#: fields of a recipe whose hashes `differences` names
+_OF_WEIGHTS = frozenset({"model_sha256", "loras", "embeddings", "decoder"})
+
+
 def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Comparison:
     from modelpool.actors.outputs.comparison import compare, differences, left_open, origin_of
     from modelpool.actors.outputs.file_content import is_lossless, pixels_sha256, read_content
@@ -178,7 +182,7 @@ def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Co
     listed = origin_of(one.entry.recipe, one.entry.fields.get("tasks"))
     again = [plain(task) for task in result.tasks]
     differs = differences(listed, origin_of(result.recipe, again))
-    other = [name for name in one.differs if "sha256" not in name and name not in ("loras", "embeddings", "decoder")]
+    other = [name for name in one.differs if name not in _OF_WEIGHTS]
     differs = (
         *differs,
         *(f"{name} of the request" for name in other),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,15 +67,18 @@ class Setting:
 
 
 def setting_of(gpus: str, node: str | None, measured_on: str, config: Path | None) -> Setting:
-    """Parse the options into a setting. Raises UserError."""
+    """Parse the options into a setting. GPUs that are named are all there are: the groups of nodes of a configuration
+    do not count. Raises UserError."""
     from modelpool.scheduler.simulator.gpu_spec import parse_gpus
 
     groups, shape = parse_gpus(gpus, measured_on), parse_node(node)
     if config is None:
         return Setting(groups, shape)
     from modelpool.actors.config.config import PoolConfig
+    from modelpool.scheduler.model.node_groups import NO_LIMITS
 
-    return Setting(groups, shape, PoolConfig.load(config).scheduler)
+    scheduler = replace(PoolConfig.load(config).scheduler, groups=(), autoscaling=NO_LIMITS)
+    return Setting(groups, shape, scheduler)
 
 
 class TimedCore:

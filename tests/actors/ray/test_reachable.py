@@ -85,11 +85,30 @@ def test_the_limit_of_open_files_is_named_with_what_to_do() -> None:
     assert f"of {limit} files open: it is stopped" in reach().unavailable()
     elsewhere = ActorPlace("192.0.2.1", 1, 1, is_here=False)
     assert "LimitNOFILE" in reach(elsewhere).unavailable()
-    with subprocess.Popen(["sleep", "600"]) as full:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as full:
+        assert full.stdin is not None
+        assert full.stdout is not None
         try:
+            full.stdin.write(b"\n")
+            full.stdout.read(1)  # it has opened its libraries, which needs a second file
             resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (1, limit))
             told = reach(ActorPlace("127.0.0.1", 1, full.pid, is_here=True)).unavailable()
         finally:
             full.kill()
     assert "reached its limit of 1 open files" in told
     assert "ulimit -n 65536" in told
+
+
+def test_an_actor_is_not_looked_for_without_limit() -> None:
+    """Ray's control service is asked without a timeout. Found by killing a pool with SIGKILL: `modelpool serve --pool`
+    waited until Ray aborted it, and never joined the next pool."""
+    never = threading.Event()
+
+    def place() -> ActorPlace | None:
+        never.wait()
+        return HERE
+
+    lost = Reach("the controller of the pool", place, lambda host, port: True, place_seconds=SECONDS)
+    assert lost.unavailable() == "the controller of the pool cannot be reached, though it has not ended"
+    assert lost.problem() == ""
+    never.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,17 +12,22 @@ import pytest
 import typer
 
 from modelpool.actors.cli.main import build_app
+from modelpool.actors.cli.terminal.interrupts import exit_code
 from tests.each_case import each_case
 
 FOLDER = Path(__file__).resolve().parents[4] / "configs" / "systemd"
 UNITS = {path.name: path for path in sorted(FOLDER.glob("*.service"))}
 
 
-def command_of(path: Path) -> list[str]:
+def service_of(path: Path) -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read_string(path.read_text(encoding="utf-8"))
-    return unit["Service"]["ExecStart"].split()
+    return unit["Service"]
+
+
+def command_of(path: Path) -> list[str]:
+    return service_of(path)["ExecStart"].split()
 
 
 def test_there_are_units_for_the_pool_and_its_interfaces() -> None:
@@ -35,6 +41,14 @@ def test_the_commands_of_the_units_are_commands_of_modelpool(name: str) -> None:
     found = typer.main.get_command(build_app()).get_command(None, command)  # type: ignore[attr-defined]
     assert found is not None
     found.make_context(command, arguments)  # refuses an unknown option
+
+
+@each_case("name", UNITS)
+def test_a_stopped_unit_has_not_failed(name: str) -> None:
+    """Found by trying: `systemctl stop modelpool-serve` left a failed unit, since its exit code is 143."""
+    service = service_of(UNITS[name])
+    assert service["KillSignal"] == "SIGTERM"
+    assert service["SuccessExitStatus"].split() == [str(exit_code(signal.SIGTERM))]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -309,6 +309,17 @@ def test_verify_names_versions_and_weights_that_differ(again: Again) -> None:
         assert part in ended.err
 
 
+def test_verify_names_an_input_that_has_changed(again: Again) -> None:
+    """Found by trying: another image under the name of an input was a difference "on the same devices with the same
+    versions, weights and settings"."""
+    fill([request(1, image=image_file("a.png"), strength=0.5)])
+    image_file("a.png", 17)
+    ended = again("verify", "out", engine=BrokenDevice)
+    assert ended.code == 1
+    assert "other pictures.image_sha256 of the request" in ended.err
+    assert "on the same devices" not in ended.err
+
+
 def test_verify_fails_for_damaged_files_without_generating_them(again: Again) -> None:
     fill([request(seed) for seed in (1, 2)])
     files()[0].write_bytes(b"")

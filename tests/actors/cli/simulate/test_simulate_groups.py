@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.cli.simulate.simulate_groups import simulate_groups
+from modelpool.actors.cli.simulate.simulate_options import OURS
+from modelpool.actors.cli.simulate.simulate_runs import setting_of, simulate_one
+from modelpool.actors.cli.simulate.simulate_workload import load_work
 from modelpool.pool.values.core.errors import UnusableField, UserError
+from modelpool.scheduler.model.config import SchedulerConfig
 
 GROUPS = """
 [groups.spot]
@@ -58,3 +62,11 @@ def test_what_cannot_be_simulated_is_named(tmp_path: Path) -> None:
             simulate_groups("zipf:jobs=3", file_of(tmp_path, text), 0, None, "H100", lost, as_json=True)
     with pytest.raises(UnusableField, match=r"--spot-losses: found 1\.5"):
         simulate_groups("zipf:jobs=3", file_of(tmp_path, GROUPS), 0, None, "H100", 1.5, as_json=True)
+
+
+def test_named_gpus_are_all_there_are_with_a_configuration_that_has_groups(tmp_path: Path) -> None:
+    """Found by trying: `simulate --gpus 2xL4 --config` with groups ended with a KeyError, the name of a group."""
+    setting = setting_of("2xA100", None, "H100", file_of(tmp_path, GROUPS + "[autoscaling]\nmax_gpus = 3"))
+    assert setting.scheduler == SchedulerConfig()
+    found, _ = simulate_one(load_work("zipf:jobs=20,rate=1").make(0), 0, OURS, setting)
+    assert found.figures.succeeded == 20
