@@ -272,6 +272,9 @@ def require_told(compiled: Path) -> None:
 IMAGE = """
 import sys
 from modelpool import ModelPool
+from modelpool.actors.config.config import PoolConfig
+config = PoolConfig.find(None)
+assert PoolConfig.model_validate_json(config.model_dump_json()) == config, "as `modelpool up` reads it"
 with ModelPool.start(device="cpu", workers=1, models=sys.argv[1], address="local") as pool:
     image = pool.generate("a red circle", model="shapes", seed=3, steps=2, width=64, height=64, output=False)
     print("bytes", image.pixels.tobytes().hex())
