@@ -155,8 +155,8 @@ class JobQueue:
     def _queue(
         self, submission: OpenSubmission, job: QueuedJob, submitted_at: float | None, is_last: bool, resumes: bool
     ) -> list[StateSaved]:
-        """Queue a job of a pack; return the states from which its runs resume, of which the core is not told yet:
-        nothing starts before. `resumes`: there are such states of earlier jobs."""
+        """Queue a job of a pack; return the saved states of its runs, which the core has still to learn: nothing
+        starts before. `resumes`: earlier jobs of the pack have such states."""
         spec = job.graph.job
         is_known = spec.job_id in self.jobs or spec.job_id in self._state.demand.ended
         self.jobs[spec.job_id] = job

@@ -244,8 +244,8 @@ def workflow_requests(graph: dict[str, Any], place: Path, pool: Pool) -> list[Ge
 
 
 def _hide_unguided() -> None:
-    """Show no warning of a negative prompt without guidance: workflows have one for models of all kinds. A filter that
-    is there stays as it is: with each new one, Python shows again what it has shown once."""
+    """Show no warning of a negative prompt without guidance: workflows have one for models of all kinds. It adds
+    one filter: with each new one, Python shows earlier warnings again."""
     from modelpool.actors.graph.features.vision_graph import UNGUIDED
 
     hidden = [pattern.pattern for _, pattern, *_ in warnings.filters if isinstance(pattern, re.Pattern)]

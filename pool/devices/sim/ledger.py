@@ -32,7 +32,7 @@ class SimLedger:
 
     Always exact: a storage is in `used_bytes` from its charge until it is freed, and a charge that would exceed the
     budget changes nothing. Thread-safe, also for a destructor that the garbage collector runs during a charge: it only
-    appends to `_freed`, without the lock, and whoever reads or writes the use subtracts what is there first. Bytes of
+    appends to `_freed`, without the lock, and each later read or write of the use subtracts these bytes first. Bytes of
     another (simulated) process reduce the budget. Copies from the host can be made to fail, for tests.
     """
 
@@ -147,7 +147,8 @@ class SimLedger:
         """The bytes in use, without the freed ones. Called under the lock."""
         freed = self._freed
         while freed:
-            self._used_bytes -= freed.popleft()
+            size_bytes = freed.popleft()  # apart: a destructor that reads the account may run during the call
+            self._used_bytes -= size_bytes
         return self._used_bytes
 
     def _fail_or_go_on(self, size_bytes: int) -> None:
@@ -179,11 +180,7 @@ class SimAllocation:
         self._ledger = ledger
         self._size_bytes = 0  # until it is taken: the destructor runs after a refusal, too
         with ledger._lock:
-            used_bytes, freed = ledger._used_bytes, ledger._freed
-            while freed:
-                used_bytes -= freed.popleft()
-            ledger._used_bytes = used_bytes
-            used_bytes += size_bytes
+            used_bytes = (ledger._use() if ledger._freed else ledger._used_bytes) + size_bytes
             if used_bytes > ledger._room_bytes:
                 raise ledger._out_of_memory(size_bytes)
             ledger._used_bytes = used_bytes

@@ -20,11 +20,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     sim = common_device(x, weight, bias)
     if sim is None:
         return None
-    inner: Any = x
-    return wrap_fresh(
-        torch.nn.functional.linear(inner._inner, weight._inner, None if bias is None else bias._inner),  # type: ignore[attr-defined]
-        sim,
-    )
+    held: Any = x
+    held_weight: Any = weight
+    held_bias: Any = bias
+    inner_bias = None if bias is None else held_bias._inner
+    return wrap_fresh(torch.nn.functional.linear(held._inner, held_weight._inner, inner_bias), sim)
 
 
 def layer(
@@ -35,7 +35,9 @@ def layer(
     sim = common_device(x, weight, bias)
     if sim is None:
         return None
-    inner: Any = x
-    inner_weight: Any = None if weight is None else weight._inner  # type: ignore[attr-defined]
-    inner_bias: Any = None if bias is None else bias._inner  # type: ignore[attr-defined]
-    return wrap_fresh(function(module, inner._inner, inner_weight, inner_bias), sim)
+    held: Any = x
+    held_weight: Any = weight
+    held_bias: Any = bias
+    inner_weight = None if weight is None else held_weight._inner
+    inner_bias = None if bias is None else held_bias._inner
+    return wrap_fresh(function(module, held._inner, inner_weight, inner_bias), sim)

@@ -13,6 +13,8 @@ from torch import nn
 
 #: how diffusers names the processor of an attention, and the method that it inspects
 _PROCESSOR, _CALL = "processor", "__call__"
+#: where `inspect` looks for the signature of a function first
+_SIGNATURE = "__signature__"
 
 
 def remember_signatures(module: nn.Module) -> None:
@@ -22,5 +24,5 @@ def remember_signatures(module: nn.Module) -> None:
     """
     for attention in module.modules():
         function = inspect.getattr_static(type(getattr(attention, _PROCESSOR, None)), _CALL, None)
-        if isinstance(function, FunctionType) and not hasattr(function, "__signature__"):
-            function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined] # inspect reads it
+        if isinstance(function, FunctionType) and _SIGNATURE not in function.__dict__:
+            function.__dict__[_SIGNATURE] = inspect.signature(function)

@@ -141,7 +141,9 @@ def test_stable_cascade_reads_images_by_a_separate_encoder_of_the_right_width(pa
     save_file(dict(vision_encoder().state_dict()), tmp_path / "clip_vision_l.safetensors")
     separate = Pair(tmp_path)
     found = [each.run(**RUN | {"image_prompts": prompts_of(STAGE_C, 1.0)}) for each in (separate, pair)]
-    np.testing.assert_array_equal(*(ran.sampled()[0][1].samples_CHW for ran in found))
+    ours, expected = (ran.sampled()[0][1].samples_CHW for ran in found)
+    # some processors round otherwise where weights begin at other places of a file
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5 * float(expected.std()))
     pictures = found[0].recipe.pictures
     assert pictures is not None
     assert pictures.image_prompts[0].encoder == "clip_vision_l"

@@ -289,6 +289,8 @@ def test_separate_files_are_a_model(tmp_path: Path) -> None:
     tiny = TinyFamilyModel(whole, PUBLISHED_WIDTH)
     fields = {**SIZES, "reference": [image(96, 64), image(32, 48)], "image_cfg": IMAGE_CFG}
     expected = tiny.made(**fields).latents[0]
+    roles = (Role.DIFFUSION_MODEL, Role.TEXT_ENCODER, Role.VAE)
+    weights = {role: {name: t.clone() for name, t in tiny.module(role).state_dict().items()} for role in roles}
     tiny.close()
     parts: dict[str, dict[str, Tensor]] = {"omnigen2_fp16": {}, "qwen_2.5_vl_fp16": {}, "ae": {}}
     prefixes = ("model.diffusion_model.", "text_encoders.qwen25_3b.transformer.", "vae.")
@@ -303,7 +305,12 @@ def test_separate_files_are_a_model(tmp_path: Path) -> None:
     said = {"format": 1, "diffusion_model": files[0], "text_encoders": [files[1]], "vae": files[2]}
     (apart / "tiny.model.json").write_text(json.dumps(said))
     tiny = TinyModel.of_folder(apart)
-    assert torch.equal(tiny.made(**fields).latents[0], expected)
+    # some processors round otherwise where weights begin at other places of a file
+    torch.testing.assert_close(tiny.made(**fields).latents[0], expected, rtol=1e-4, atol=1e-5 * float(expected.std()))
+    for role, before in weights.items():
+        now = tiny.module(role).state_dict()
+        assert before.keys() == now.keys()
+        assert not [name for name, tensor in now.items() if not torch.equal(tensor, before[name])]
     tiny.close()
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.sim.sim_layers import layer as sim_layer
@@ -146,12 +145,12 @@ class _Scaled(nn.Conv1d):
         super().__init__(4, 6, 3)
         self.register_buffer("scale", torch.full((1, 1, 1), 2.0))
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002 - torch's name
-        return super()._conv_forward(input, weight * self.scale, bias)
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight * self.scale, bias)
 
 
 def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.conv1d(F.pad(x, (1, 1), mode="circular"), weight, bias)
+    return nn.functional.conv1d(nn.functional.pad(x, (1, 1), mode="circular"), weight, bias)
 
 
 @torch.no_grad()
